@@ -1,0 +1,1 @@
+"""Pure logic: no clock, no sockets, no JAX, no randomness of its own. Events in, instructions out."""

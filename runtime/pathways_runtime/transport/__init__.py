@@ -1,0 +1,1 @@
+"""Bytes between processes: frames on stream sockets, shared memory, the data plane."""

@@ -1,0 +1,1 @@
+"""Messages between processes, and conversions between IFRT's protobufs and core's values."""

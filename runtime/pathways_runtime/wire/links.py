@@ -1,0 +1,47 @@
+"""Session links: one connection per (session, executor), for what must not pass through the controller.
+
+The executor connects to the proxy's ``links_address`` when it is told ``OpenSession``. Every frame is a header, one of the
+values below, and a payload of raw bytes (empty unless said). Frames of one link are read in order; nothing orders them
+against the control streams, so either side keeps what comes early: a HostBuffer may precede its MakeArrays.
+"""
+
+import msgspec
+
+from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId
+from pathways_runtime.core.status import Status
+
+
+class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all link headers."""
+
+
+class LinkHello(LinkMessage, tag="H"):
+    """Executor to proxy, first: who this is."""
+
+    session: SessionId
+    host: HostIndex
+    epoch: int
+
+
+class HostBuffer(LinkMessage, tag="B"):
+    """Proxy to executor; payload: the bytes of buffer ``index`` of MakeArrays ``op_id``, row-major and dense."""
+
+    op_id: OpId
+    index: int
+
+
+class ArraysReady(LinkMessage, tag="R"):
+    """Executor to proxy: this host's part of an Await is done. ``failure`` is the first one among its arrays."""
+
+    wait_id: WaitId
+    failure: Status | None
+
+
+class Fetched(LinkMessage, tag="F"):
+    """Executor to proxy; payload: the shard's bytes, row-major and dense, unless ``failure``."""
+
+    wait_id: WaitId
+    failure: Status | None
+
+
+AnyLinkMessage = LinkHello | HostBuffer | ArraysReady | Fetched

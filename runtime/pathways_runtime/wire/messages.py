@@ -1,0 +1,414 @@
+"""Control messages: typed values that travel as msgpack in frames (see ``transport.frames``).
+
+Control is small, ordered and batched: one stream per connection, read in order. Array bytes never pass through here; they
+go over the session links (``wire.links``) and the data plane (``transport.dataplane``).
+
+    proxy       -> controller   Attach, Submit, CompileProgram, Detach, StatusReply
+    controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, HostChanged, SessionEnded, StatusRequest
+    supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat
+    controller  -> supervisor   StartExecutor, StopExecutor, Shutdown
+    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, Compiled, OperationFailed, StatusReply, Heartbeat
+    controller  -> executor     Bind, FormWorld, Compile, OpenSession, CloseSession, Batch, StatusRequest, Shutdown
+    any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
+
+Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused with
+``Refused``.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WorkerId, WorldId
+from pathways_runtime.core.status import Status
+from pathways_runtime.core.topology import Topology
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all control messages."""
+
+
+class Hello(Message, tag="Hello"):
+    """First message on every connection. ``role`` is proxy, supervisor, executor or status."""
+
+    role: str
+    protocol_version: int
+    pid: int
+
+
+class Refused(Message, tag="Refused"):
+    """The connection is closed after this; ``reason`` is for the log of the one who connected."""
+
+    reason: str
+
+
+# proxy <-> controller
+
+
+class Attach(Message, tag="Attach"):
+    """Open a session. ``links_address`` is where executors connect to this proxy (see wire.links)."""
+
+    client_name: str
+    client_pid: int
+    links_address: str
+
+
+class HostState(msgspec.Struct, frozen=True, array_like=True):
+    """What stands behind a virtual host. ``worker`` is None while nothing does; ``failure`` then says why."""
+
+    host: HostIndex
+    worker: WorkerId | None
+    name: str
+    failure: Status | None = None
+
+
+class Attached(Message, tag="Attached"):
+    """The session is open; operations may be submitted at once, links come up behind."""
+
+    session: SessionId
+    topology: Topology
+    hosts: tuple[HostState, ...]
+    platform_version: str
+    device_kind: str
+    max_undispatched: int
+
+
+class Submit(Message, tag="Submit"):
+    """One operation to be put in the order.
+
+    Attributes:
+        body: the encoded ``core.operations.Operation``; the controller does not look inside.
+        is_launch: counts against the credits of its workers.
+        hosts: who takes part.
+        reads, writes: handles, for the order among operations that are not dispatched yet.
+        consumes: handles that nobody may read after this operation (deleted or donated).
+        after_transfers: op ids of transfers that must be under way before this one is dispatched.
+    """
+
+    session: SessionId
+    op_id: OpId
+    is_launch: bool
+    hosts: tuple[HostIndex, ...]
+    reads: tuple[Handle, ...]
+    writes: tuple[Handle, ...]
+    consumes: tuple[Handle, ...]
+    after_transfers: tuple[OpId, ...]
+    is_transfer: bool
+    body: msgspec.Raw
+
+
+class SubmitBatch(Message, tag="SubmitBatch"):
+    """Submits in session order."""
+
+    submits: tuple[Submit, ...]
+
+
+class Dispatched(Message, tag="Dispatched"):
+    """``count`` more operations of the session have been dispatched since the last such message."""
+
+    session: SessionId
+    count: int
+
+
+class CompileProgram(Message, tag="CompileProgram"):
+    """Compile and load a program on all hosts of ``devices``.
+
+    Attributes:
+        program: an XlaProgram's bytes (VHLO artifact), as the client sent it.
+        options: serialized ``xla.CompileOptionsProto`` as the client sent it; device ids in it are virtual.
+        devices: the device assignment, computation-major, flattened in IFRT order.
+    """
+
+    session: SessionId
+    executable: Handle
+    program: bytes
+    options: bytes
+    devices: tuple[DeviceId, ...]
+
+
+class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True):
+    """What a compiled program says of itself; protobufs stay serialized, the front end passes them on.
+
+    Attributes:
+        name: the module's name.
+        parameter_shardings, output_shardings: serialized ``xla.OpSharding`` per parameter and output; None where XLA gives none.
+        parameter_layouts, output_layouts: minor-to-major per parameter and output.
+        parameter_memory_kinds, output_memory_kinds: one name per parameter and output.
+        output_dtypes: IFRT kinds. output_shapes: global shapes.
+        donated_inputs: parameter positions whose buffers the program takes.
+        memory_stats: field name of ``xla.CompiledMemoryStatsProto`` to bytes.
+        cost_analysis: as PJRT gives it.
+        text: optimized HLO as text.
+    """
+
+    name: str
+    fingerprint: bytes
+    parameter_shardings: tuple[bytes, ...] | None
+    output_shardings: tuple[bytes, ...] | None
+    parameter_layouts: tuple[tuple[int, ...], ...]
+    output_layouts: tuple[tuple[int, ...], ...]
+    output_memory_kinds: tuple[str, ...]
+    output_dtypes: tuple[int, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    donated_inputs: tuple[int, ...]
+    memory_stats: dict[str, int]
+    generated_code_bytes: int
+    cost_analysis: dict[str, float]
+    text: str
+
+
+class ProgramCompiled(Message, tag="ProgramCompiled"):
+    """The answer to CompileProgram: loaded everywhere with ``metadata``, or ``failure``."""
+
+    session: SessionId
+    executable: Handle
+    metadata: ProgramMetadata | None
+    failure: Status | None
+
+
+class OperationFailed(Message, tag="OperationFailed"):
+    """An operation failed on a worker; ``handles`` carry ``failure`` from now on. Executor to controller to proxy."""
+
+    session: SessionId
+    op_id: OpId
+    handles: tuple[Handle, ...]
+    failure: Status
+
+
+class HostChanged(Message, tag="HostChanged"):
+    """What stands behind a virtual host changed; what it held before is lost."""
+
+    state: HostState
+
+
+class Detach(Message, tag="Detach"):
+    """The client is gone; everything of the session may be freed."""
+
+    session: SessionId
+
+
+class SessionEnded(Message, tag="SessionEnded"):
+    """Everything of the session has been freed (``failure`` is None), or it was ended by the controller."""
+
+    session: SessionId
+    failure: Status | None
+
+
+# supervisor <-> controller
+
+
+class RegisterWorker(Message, tag="RegisterWorker"):
+    """A supervisor is there. ``name`` is the host's name for people (``host-3``, a Slurm node name)."""
+
+    worker: WorkerId
+    name: str
+    pid: int
+    devices_per_host: int
+
+
+class StartExecutor(Message, tag="StartExecutor"):
+    """Start an executor; ``epoch`` comes back in its RegisterExecutor."""
+
+    epoch: int
+
+
+class ExecutorExited(Message, tag="ExecutorExited"):
+    """The executor of ``epoch`` ended; ``returncode`` is negative for a signal. ``log_tail`` are its last lines."""
+
+    worker: WorkerId
+    epoch: int
+    returncode: int
+    log_tail: str
+
+
+class StopExecutor(Message, tag="StopExecutor"):
+    """Kill the executor of ``epoch`` if it still runs."""
+
+    epoch: int
+
+
+class Heartbeat(Message, tag="Heartbeat"):
+    """Alive. Sent by supervisors and executors every ``heartbeat_s``."""
+
+    sent_ns: int
+
+
+class Shutdown(Message, tag="Shutdown"):
+    """End in good order."""
+
+    reason: str
+
+
+# executor <-> controller
+
+
+class RegisterExecutor(Message, tag="RegisterExecutor"):
+    """An executor is ready for work.
+
+    ``data_address`` is where other executors reach its data plane; ``host_key`` equals that of another executor if and only if
+    they can share memory.
+    """
+
+    worker: WorkerId
+    epoch: int
+    pid: int
+    data_address: str
+    host_key: str
+    platform: str
+    platform_version: str
+    device_kind: str
+    num_devices: int
+
+
+class PeerAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where the executor behind a virtual host is reached."""
+
+    host: HostIndex
+    name: str
+    data_address: str
+    host_key: str
+
+
+class Bind(Message, tag="Bind"):
+    """This executor stands behind ``host`` of ``topology``; ``peers`` are all bound executors, itself too."""
+
+    host: HostIndex
+    topology: Topology
+    peers: tuple[PeerAddress, ...]
+
+
+class FormWorld(Message, tag="FormWorld"):
+    """Make a PJRT client that is member ``rank`` of a world whose members are ``hosts`` in rank order."""
+
+    world: WorldId
+    coordinator_address: str
+    rank: int
+    hosts: tuple[HostIndex, ...]
+
+
+class WorldFormed(Message, tag="WorldFormed"):
+    """The answer to FormWorld."""
+
+    worker: WorkerId
+    world: WorldId
+    failure: Status | None
+
+
+class Compile(Message, tag="Compile"):
+    """Compile (or load from the cache) a program in a world, off the dispatch thread.
+
+    ``wants_metadata`` is set for the first host, which compiles and fills the cache; the others are asked once it is done.
+    """
+
+    session: SessionId
+    executable: Handle
+    world: WorldId
+    program: bytes
+    options: bytes
+    devices: tuple[DeviceId, ...]
+    wants_metadata: bool
+
+
+class Compiled(Message, tag="Compiled"):
+    """The answer to Compile. ``from_cache`` and ``took_s`` are for the log and ``status``."""
+
+    worker: WorkerId
+    session: SessionId
+    executable: Handle
+    metadata: ProgramMetadata | None
+    failure: Status | None
+    from_cache: bool
+    took_s: float
+
+
+class OpenSession(Message, tag="OpenSession"):
+    """Connect a link to the session's proxy. Comes before the session's first operation."""
+
+    session: SessionId
+    links_address: str
+
+
+class CloseSession(Message, tag="CloseSession"):
+    """Drop everything of the session: arrays, executables, waits, link."""
+
+    session: SessionId
+
+
+class Sequenced(msgspec.Struct, frozen=True, array_like=True):
+    """An operation with its place in the order. ``body`` is the encoded operation."""
+
+    seq: Seq
+    session: SessionId
+    body: msgspec.Raw
+
+
+class Batch(Message, tag="Batch"):
+    """Operations for one worker, by increasing seq."""
+
+    operations: tuple[Sequenced, ...]
+
+
+class Acknowledge(Message, tag="Acknowledge"):
+    """Progress of one executor, batched.
+
+    Attributes:
+        launches_completed: launches that have finished (also those that failed) since the last such message.
+        transfers_started: (session, op id) of transfers whose bytes this host sends and whose sources are now ready here.
+    """
+
+    worker: WorkerId
+    launches_completed: int
+    transfers_started: tuple[tuple[SessionId, OpId], ...]
+
+
+# status
+
+
+class StatusRequest(Message, tag="StatusRequest"):
+    """Ask for a report. ``request`` comes back in the reply."""
+
+    request: int
+
+
+class StatusReply(Message, tag="StatusReply"):
+    """A report as plain JSON-able values; see docs/status.md for its schema."""
+
+    request: int
+    report: dict[str, Any]
+
+
+AnyMessage = (
+    Hello
+    | Refused
+    | Attach
+    | Attached
+    | Submit
+    | SubmitBatch
+    | Dispatched
+    | CompileProgram
+    | ProgramCompiled
+    | OperationFailed
+    | HostChanged
+    | Detach
+    | SessionEnded
+    | RegisterWorker
+    | StartExecutor
+    | ExecutorExited
+    | StopExecutor
+    | Heartbeat
+    | Shutdown
+    | RegisterExecutor
+    | Bind
+    | FormWorld
+    | WorldFormed
+    | Compile
+    | Compiled
+    | OpenSession
+    | CloseSession
+    | Batch
+    | Acknowledge
+    | StatusRequest
+    | StatusReply
+)
