@@ -85,6 +85,8 @@ class Submit(Message, tag="Submit"):
         reads, writes: handles, for the order among operations that are not dispatched yet.
         consumes: handles that nobody may read after this operation (deleted or donated).
         after_transfers: op ids of transfers that must be under way before this one is dispatched.
+        senders: of a transfer, the hosts whose bytes another host waits for: each says ``transfers_started`` once. Empty when
+            nothing leaves its host; such a transfer is under way as soon as it is dispatched.
     """
 
     session: SessionId
@@ -97,6 +99,7 @@ class Submit(Message, tag="Submit"):
     after_transfers: tuple[OpId, ...]
     is_transfer: bool
     body: msgspec.Raw
+    senders: tuple[HostIndex, ...] = ()
 
 
 class SubmitBatch(Message, tag="SubmitBatch"):
