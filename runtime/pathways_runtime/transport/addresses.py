@@ -51,8 +51,8 @@ def parse(address: str) -> UnixAddress:
     size = len(rest.encode())
     if size > MAX_UNIX_PATH_BYTES:
         raise AddressError(
-            f"{address!r}: the path has {size} bytes, a Unix socket allows {MAX_UNIX_PATH_BYTES}: choose a shorter run
-            folder"
+            f"{address!r}: the path has {size} bytes, a Unix socket allows {MAX_UNIX_PATH_BYTES}: "
+            "choose a shorter run folder"
         )
     return UnixAddress(rest)
 

@@ -99,7 +99,7 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 
 class EventWriter:
-    """Writes ``{"event": name, ...}`` as JSON lines to an inherited pipe, or nowhere when ``fd`` is None; thread-safe."""
+    """Writes ``{"event": name, ...}`` as JSON lines to an inherited pipe; nowhere when ``fd`` is None. Thread-safe."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -140,8 +140,7 @@ class Child:
         name: for messages.
         pid: also the id of its process group.
         pidfd: readable once the process has ended; for ``poll`` or ``loop.add_reader``.
-        events_fd: read end of its events; None when it has none. Closed by ``reap`` unless taken with
-        ``take_events_fd``.
+        events_fd: read end of its events, if it has any. ``reap`` closes it unless ``take_events_fd`` took it.
     """
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", lifeline_fd: int, events_fd: int | None) -> None:
