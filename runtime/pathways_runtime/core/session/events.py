@@ -1,0 +1,108 @@
+"""What the proxy's shell feeds to SessionCore: what has happened, in the past tense."""
+
+from typing import Any
+
+import msgspec
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.ids import Handle, HostIndex, OpId, RequestId, WaitId
+from pathways_runtime.core.session.requests import Request
+from pathways_runtime.core.sharding import Shape, TileAssignment
+from pathways_runtime.core.status import Status
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Base of all events."""
+
+
+class Requested(Event, frozen=True):
+    """The client asks for something. Requests are fed in the order of arrival.
+
+    A request that names host buffers is fed once their bytes are complete in the shell; those behind it wait.
+    """
+
+    request_id: RequestId
+    request: Request
+
+
+class ProgramOutput(msgspec.Struct, frozen=True, gc=False):
+    """One output of a program: global shape, tiling over the executable's devices (in their order), memory."""
+
+    dtype: DType
+    shape: Shape
+    tiles: TileAssignment
+    memory_kind: str | None
+
+
+class CompiledProgram(msgspec.Struct, frozen=True):
+    """What the core needs to know of a compiled program.
+
+    Attributes:
+        num_parameters: None if unknown; executions with another number of arguments are refused.
+        donated_inputs: parameter positions whose buffers the program takes.
+        metadata: for the front end; the core hands it back in ``responses.ExecutableMetadata``.
+    """
+
+    name: str
+    fingerprint: bytes
+    outputs: tuple[ProgramOutput, ...]
+    donated_inputs: tuple[int, ...] = ()
+    num_parameters: int | None = None
+    cost_analysis: dict[str, float] = {}
+    text: str = ""
+    metadata: Any = None
+
+
+class ProgramCompiled(Event, frozen=True):
+    """The answer to instructions.CompileProgram.
+
+    ``program`` with no ``failure``: loaded on all its hosts. ``failure`` alone: it cannot be compiled. Both: what the
+    program is like is known, but it is not loaded (a host is lost), and executions poison their outputs with ``failure``.
+    """
+
+    executable: Handle
+    program: CompiledProgram | None
+    failure: Status | None
+
+
+class OperationFailed(Event, frozen=True):
+    """An operation failed on a worker; ``handles`` carry ``failure`` from now on. Handles that are gone are ignored."""
+
+    op_id: OpId
+    handles: tuple[Handle, ...]
+    failure: Status
+
+
+class ArraysReady(Event, frozen=True):
+    """One host's part of an Await is done; ``failure`` is the first among its arrays."""
+
+    wait_id: WaitId
+    host: HostIndex
+    failure: Status | None
+
+
+class ShardFetched(Event, frozen=True):
+    """The answer to a Fetch. The bytes stay in the shell, which is told at once to keep them (StoreFetched) or drops them."""
+
+    wait_id: WaitId
+    host: HostIndex
+    failure: Status | None
+
+
+class HostChanged(Event, frozen=True):
+    """What stands behind a virtual host changed; what it held before is lost.
+
+    Attributes:
+        is_bound: whether a worker stands behind it now.
+        name: the host's name for people.
+        failure: why the former worker is gone.
+    """
+
+    host: HostIndex
+    is_bound: bool
+    name: str
+    failure: Status | None
+
+
+class ClientDisconnected(Event, frozen=True):
+    """The client is gone. Nothing is answered any more; the controller frees what is on the workers (Detach)."""
