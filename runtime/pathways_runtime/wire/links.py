@@ -15,7 +15,7 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all link headers."""
 
 
-class LinkHello(LinkMessage, tag="H"):
+class LinkHello(LinkMessage, frozen=True, tag="H"):
     """Executor to proxy, first: who this is."""
 
     session: SessionId
@@ -23,21 +23,21 @@ class LinkHello(LinkMessage, tag="H"):
     epoch: int
 
 
-class HostBuffer(LinkMessage, tag="B"):
+class HostBuffer(LinkMessage, frozen=True, tag="B"):
     """Proxy to executor; payload: the bytes of buffer ``index`` of MakeArrays ``op_id``, row-major and dense."""
 
     op_id: OpId
     index: int
 
 
-class ArraysReady(LinkMessage, tag="R"):
+class ArraysReady(LinkMessage, frozen=True, tag="R"):
     """Executor to proxy: this host's part of an Await is done. ``failure`` is the first one among its arrays."""
 
     wait_id: WaitId
     failure: Status | None
 
 
-class Fetched(LinkMessage, tag="F"):
+class Fetched(LinkMessage, frozen=True, tag="F"):
     """Executor to proxy; payload: the shard's bytes, row-major and dense, unless ``failure``."""
 
     wait_id: WaitId

@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all control messages."""
 
 
-class Hello(Message, tag="Hello"):
+class Hello(Message, frozen=True, tag="Hello"):
     """First message on every connection. ``role`` is proxy, supervisor, executor or status."""
 
     role: str
@@ -38,7 +38,7 @@ class Hello(Message, tag="Hello"):
     pid: int
 
 
-class Refused(Message, tag="Refused"):
+class Refused(Message, frozen=True, tag="Refused"):
     """The connection is closed after this; ``reason`` is for the log of the one who connected."""
 
     reason: str
@@ -47,7 +47,7 @@ class Refused(Message, tag="Refused"):
 # proxy <-> controller
 
 
-class Attach(Message, tag="Attach"):
+class Attach(Message, frozen=True, tag="Attach"):
     """Open a session. ``links_address`` is where executors connect to this proxy (see wire.links)."""
 
     client_name: str
@@ -64,7 +64,7 @@ class HostState(msgspec.Struct, frozen=True, array_like=True):
     failure: Status | None = None
 
 
-class Attached(Message, tag="Attached"):
+class Attached(Message, frozen=True, tag="Attached"):
     """The session is open; operations may be submitted at once, links come up behind."""
 
     session: SessionId
@@ -75,7 +75,7 @@ class Attached(Message, tag="Attached"):
     max_undispatched: int
 
 
-class Submit(Message, tag="Submit"):
+class Submit(Message, frozen=True, tag="Submit"):
     """One operation to be put in the order.
 
     Attributes:
@@ -102,20 +102,20 @@ class Submit(Message, tag="Submit"):
     senders: tuple[HostIndex, ...] = ()
 
 
-class SubmitBatch(Message, tag="SubmitBatch"):
+class SubmitBatch(Message, frozen=True, tag="SubmitBatch"):
     """Submits in session order."""
 
     submits: tuple[Submit, ...]
 
 
-class Dispatched(Message, tag="Dispatched"):
+class Dispatched(Message, frozen=True, tag="Dispatched"):
     """``count`` more operations of the session have been dispatched since the last such message."""
 
     session: SessionId
     count: int
 
 
-class CompileProgram(Message, tag="CompileProgram"):
+class CompileProgram(Message, frozen=True, tag="CompileProgram"):
     """Compile and load a program on all hosts of ``devices``.
 
     Attributes:
@@ -162,7 +162,7 @@ class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class ProgramCompiled(Message, tag="ProgramCompiled"):
+class ProgramCompiled(Message, frozen=True, tag="ProgramCompiled"):
     """The answer to CompileProgram: loaded everywhere with ``metadata``, or ``failure``."""
 
     session: SessionId
@@ -171,7 +171,7 @@ class ProgramCompiled(Message, tag="ProgramCompiled"):
     failure: Status | None
 
 
-class OperationFailed(Message, tag="OperationFailed"):
+class OperationFailed(Message, frozen=True, tag="OperationFailed"):
     """An operation failed on a worker; ``handles`` carry ``failure`` from now on. Executor to controller to proxy."""
 
     session: SessionId
@@ -180,19 +180,19 @@ class OperationFailed(Message, tag="OperationFailed"):
     failure: Status
 
 
-class HostChanged(Message, tag="HostChanged"):
+class HostChanged(Message, frozen=True, tag="HostChanged"):
     """What stands behind a virtual host changed; what it held before is lost."""
 
     state: HostState
 
 
-class Detach(Message, tag="Detach"):
+class Detach(Message, frozen=True, tag="Detach"):
     """The client is gone; everything of the session may be freed."""
 
     session: SessionId
 
 
-class SessionEnded(Message, tag="SessionEnded"):
+class SessionEnded(Message, frozen=True, tag="SessionEnded"):
     """Everything of the session has been freed (``failure`` is None), or it was ended by the controller."""
 
     session: SessionId
@@ -202,7 +202,7 @@ class SessionEnded(Message, tag="SessionEnded"):
 # supervisor <-> controller
 
 
-class RegisterWorker(Message, tag="RegisterWorker"):
+class RegisterWorker(Message, frozen=True, tag="RegisterWorker"):
     """A supervisor is there. ``name`` is the host's name for people (``host-3``, a Slurm node name)."""
 
     worker: WorkerId
@@ -211,13 +211,13 @@ class RegisterWorker(Message, tag="RegisterWorker"):
     devices_per_host: int
 
 
-class StartExecutor(Message, tag="StartExecutor"):
+class StartExecutor(Message, frozen=True, tag="StartExecutor"):
     """Start an executor; ``epoch`` comes back in its RegisterExecutor."""
 
     epoch: int
 
 
-class ExecutorExited(Message, tag="ExecutorExited"):
+class ExecutorExited(Message, frozen=True, tag="ExecutorExited"):
     """The executor of ``epoch`` ended; ``returncode`` is negative for a signal. ``log_tail`` are its last lines."""
 
     worker: WorkerId
@@ -226,19 +226,19 @@ class ExecutorExited(Message, tag="ExecutorExited"):
     log_tail: str
 
 
-class StopExecutor(Message, tag="StopExecutor"):
+class StopExecutor(Message, frozen=True, tag="StopExecutor"):
     """Kill the executor of ``epoch`` if it still runs."""
 
     epoch: int
 
 
-class Heartbeat(Message, tag="Heartbeat"):
+class Heartbeat(Message, frozen=True, tag="Heartbeat"):
     """Alive. Sent by supervisors and executors every ``heartbeat_s``."""
 
     sent_ns: int
 
 
-class Shutdown(Message, tag="Shutdown"):
+class Shutdown(Message, frozen=True, tag="Shutdown"):
     """End in good order."""
 
     reason: str
@@ -247,7 +247,7 @@ class Shutdown(Message, tag="Shutdown"):
 # executor <-> controller
 
 
-class RegisterExecutor(Message, tag="RegisterExecutor"):
+class RegisterExecutor(Message, frozen=True, tag="RegisterExecutor"):
     """An executor is ready for work.
 
     ``data_address`` is where other executors reach its data plane; ``host_key`` equals that of another executor if and only if
@@ -274,7 +274,7 @@ class PeerAddress(msgspec.Struct, frozen=True, array_like=True):
     host_key: str
 
 
-class Bind(Message, tag="Bind"):
+class Bind(Message, frozen=True, tag="Bind"):
     """This executor stands behind ``host`` of ``topology``; ``peers`` are all bound executors, itself too."""
 
     host: HostIndex
@@ -282,7 +282,7 @@ class Bind(Message, tag="Bind"):
     peers: tuple[PeerAddress, ...]
 
 
-class FormWorld(Message, tag="FormWorld"):
+class FormWorld(Message, frozen=True, tag="FormWorld"):
     """Make a PJRT client that is member ``rank`` of a world whose members are ``hosts`` in rank order."""
 
     world: WorldId
@@ -291,7 +291,7 @@ class FormWorld(Message, tag="FormWorld"):
     hosts: tuple[HostIndex, ...]
 
 
-class WorldFormed(Message, tag="WorldFormed"):
+class WorldFormed(Message, frozen=True, tag="WorldFormed"):
     """The answer to FormWorld."""
 
     worker: WorkerId
@@ -299,7 +299,7 @@ class WorldFormed(Message, tag="WorldFormed"):
     failure: Status | None
 
 
-class Compile(Message, tag="Compile"):
+class Compile(Message, frozen=True, tag="Compile"):
     """Compile (or load from the cache) a program in a world, off the dispatch thread.
 
     ``wants_metadata`` is set for the first host, which compiles and fills the cache; the others are asked once it is done.
@@ -314,7 +314,7 @@ class Compile(Message, tag="Compile"):
     wants_metadata: bool
 
 
-class Compiled(Message, tag="Compiled"):
+class Compiled(Message, frozen=True, tag="Compiled"):
     """The answer to Compile. ``from_cache`` and ``took_s`` are for the log and ``status``."""
 
     worker: WorkerId
@@ -326,14 +326,14 @@ class Compiled(Message, tag="Compiled"):
     took_s: float
 
 
-class OpenSession(Message, tag="OpenSession"):
+class OpenSession(Message, frozen=True, tag="OpenSession"):
     """Connect a link to the session's proxy. Comes before the session's first operation."""
 
     session: SessionId
     links_address: str
 
 
-class CloseSession(Message, tag="CloseSession"):
+class CloseSession(Message, frozen=True, tag="CloseSession"):
     """Drop everything of the session: arrays, executables, waits, link."""
 
     session: SessionId
@@ -347,13 +347,13 @@ class Sequenced(msgspec.Struct, frozen=True, array_like=True):
     body: msgspec.Raw
 
 
-class Batch(Message, tag="Batch"):
+class Batch(Message, frozen=True, tag="Batch"):
     """Operations for one worker, by increasing seq."""
 
     operations: tuple[Sequenced, ...]
 
 
-class Acknowledge(Message, tag="Acknowledge"):
+class Acknowledge(Message, frozen=True, tag="Acknowledge"):
     """Progress of one executor, batched.
 
     Attributes:
@@ -369,13 +369,13 @@ class Acknowledge(Message, tag="Acknowledge"):
 # status
 
 
-class StatusRequest(Message, tag="StatusRequest"):
+class StatusRequest(Message, frozen=True, tag="StatusRequest"):
     """Ask for a report. ``request`` comes back in the reply."""
 
     request: int
 
 
-class StatusReply(Message, tag="StatusReply"):
+class StatusReply(Message, frozen=True, tag="StatusReply"):
     """A report as plain JSON-able values; see docs/status.md for its schema."""
 
     request: int
