@@ -57,7 +57,7 @@ class ProgramCompiled(Event, frozen=True):
     """The answer to instructions.CompileProgram.
 
     ``program`` with no ``failure``: loaded on all its hosts. ``failure`` alone: it cannot be compiled. Both: what the
-    program is like is known, but it is not loaded (a host is lost), and executions poison their outputs with ``failure``.
+    program is like is known, but it is not loaded (a host is lost), and executions poison their outputs with it.
     """
 
     executable: Handle
@@ -82,7 +82,7 @@ class ArraysReady(Event, frozen=True):
 
 
 class ShardFetched(Event, frozen=True):
-    """The answer to a Fetch. The bytes stay in the shell, which is told at once to keep them (StoreFetched) or drops them."""
+    """The answer to a Fetch. The bytes stay in the shell; it keeps them if it is told to at once (StoreFetched)."""
 
     wait_id: WaitId
     host: HostIndex

@@ -39,8 +39,8 @@ class CompileProgram(Instruction, frozen=True):
 class SendHostBuffer(Instruction, frozen=True):
     """Send the bytes of buffer ``index`` of MakeArrays ``op_id`` to ``hosts`` over their session links.
 
-    The buffer's bytes are read as an array of ``dtype`` and ``shape`` with ``byte_strides`` (None: row-major and dense).
-    What is sent is the part ``box`` of it (None: all), extended at the end of each dimension to ``sent_shape`` by zeros,
+    The bytes are read as an array of ``dtype`` and ``shape`` with ``byte_strides`` (None: row-major and dense). What is
+    sent is the part ``box`` of it (None: all), extended at the end of each dimension by zeros to ``sent_shape``,
     row-major and dense: exactly ``prod(sent_shape) * itemsize_bytes`` bytes.
     """
 
