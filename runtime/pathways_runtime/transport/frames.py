@@ -111,8 +111,10 @@ class FrameReader(Generic[MessageT]):
             if self._end < payload_at:
                 self._make_room(_PREFIX.size + header_bytes)
                 break
-            with memoryview(self._small)[header_at:payload_at] as header:
-                message = self._codec.decode(header)
+            # A copy, because a message may keep views of its header (msgspec.Raw) and this buffer is overwritten.
+            with memoryview(self._small) as received:
+                header = bytes(received[header_at:payload_at])
+            message = self._codec.decode(header)
             if self._end < payload_at + payload_bytes:
                 payload = bytearray(payload_bytes)
                 arrived = self._end - payload_at
@@ -227,6 +229,15 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
         self._outgoing.append(self._codec.encode(message, size))
         if size:
             self._outgoing.append(payload)
+
+    def send_header(self, header: bytes) -> None:
+        """Queue one frame without payload whose header the caller has encoded; several channels may share ``header``."""
+        if self._is_closed:
+            return
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(_PREFIX.pack(len(header), 0))
+        self._outgoing.append(header)
 
     def unsent_bytes(self) -> int:
         """What the socket has not taken yet."""
