@@ -1,7 +1,7 @@
 """Frames on stream sockets: how control messages and link messages travel.
 
-A frame is ``<header bytes: u32> <payload bytes: u64> <header> <payload>``, little-endian. The header is one msgpack value of a
-closed union of message types; the payload is raw bytes, empty for control messages. ``FrameReader`` parses without I/O;
+A frame is ``<header bytes: u32> <payload bytes: u64> <header> <payload>``, little-endian. The header is one msgpack value
+of a closed union of message types; the payload is raw bytes, empty for control messages. ``FrameReader`` parses without I/O;
 ``Channel`` is for threads, ``AsyncChannel`` for an event loop. Both send in the order of the calls.
 """
 
@@ -231,7 +231,7 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
             self._outgoing.append(payload)
 
     def send_header(self, header: bytes) -> None:
-        """Queue one frame without payload whose header the caller has encoded; several channels may share ``header``."""
+        """Queue one frame without payload whose header is encoded already; several channels may share it."""
         if self._is_closed:
             return
         if not self._outgoing:
