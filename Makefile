@@ -1,0 +1,69 @@
+# make demo    set everything up and train on the digits across 2 slices x 2 hosts x 2 devices
+# make test    set everything up, then lint, type checks, layer checks and tests, against the built wheel
+# make lint    the first three of these
+# make bench   the benchmarks (quiet machine, minutes)
+# make clean   remove what these made
+#
+# Nothing is done twice: .venv follows pyproject.toml, the wheel follows the sources, and each installation follows both.
+# PYTHON=/path/of/python chooses the interpreter, VENV=folder another place.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+STAMPS := $(VENV)/.stamps
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+# By content, not by date: a checkout or a touch does not install everything again.
+DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
+SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
+
+.PHONY: help demo test lint bench clean wheel
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(VENV)/bin/python:
+	@python=$$(.ci/find-python); echo "making $(VENV) with $$python"; "$$python" -m venv $(VENV)
+
+$(STAMPS)/build-tools-$(DEPENDENCIES): | $(VENV)/bin/python
+	@mkdir -p $(STAMPS)
+	$(PIP) install 'setuptools>=77' 'build>=1.2'
+	@touch $@
+
+# The sdist is built from the tree and the wheel from the sdist, so a file that either lacks is missed by the tests.
+$(STAMPS)/wheel: pyproject.toml setup.cfg README.md LICENSE $(SOURCES) | $(STAMPS)/build-tools-$(DEPENDENCIES)
+	@rm -rf $(VENV)/dist
+	$(VENV)/bin/python -m build --no-isolation --outdir $(VENV)/dist . > $(VENV)/build.log 2>&1 \
+	    || { tail -n 30 $(VENV)/build.log; exit 1; }
+	@touch $@
+
+# The extra (demo, test) with what it needs. pip takes a wheel of the same version for installed, hence the first line.
+$(STAMPS)/installed-%-$(DEPENDENCIES): $(STAMPS)/wheel
+	@$(PIP) uninstall --yes slurm-pathways 2>/dev/null
+	$(PIP) install "$$(echo $(VENV)/dist/*.whl)[$*]"
+	@touch $@
+
+wheel: $(STAMPS)/wheel
+	@ls $(VENV)/dist
+
+demo: $(STAMPS)/installed-demo-$(DEPENDENCIES)
+	$(VENV)/bin/slurm-pathways run --local --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- \
+	    $(VENV)/bin/python examples/digits/train.py
+
+lint: $(STAMPS)/installed-test-$(DEPENDENCIES)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
+test: lint
+	$(VENV)/bin/pytest --wheel $(VENV)/dist $(PYTEST_ARGS)
+
+bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
+	$(VENV)/bin/python benchmarks/run.py $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist slurm_pathways.egg-info
