@@ -25,6 +25,18 @@ class Requested(Event, frozen=True):
     request: Request
 
 
+class RequestRefused(Event, frozen=True):
+    """The shell cannot hand a request over: it does not decode, or it is of a kind that has no value here.
+
+    The core answers it with ``failure`` (RespondError), and the handles that the client has minted for its results carry
+    ``failure`` from now on.
+    """
+
+    request_id: RequestId
+    result_handles: tuple[Handle, ...]
+    failure: Status
+
+
 class ProgramOutput(msgspec.Struct, frozen=True, gc=False):
     """One output of a program: global shape, tiling over the executable's devices (in their order), memory."""
 
