@@ -1,0 +1,128 @@
+"""The caretaker: a small process that clears up after a launcher that was killed.
+
+It waits for the end of its lifeline. When the launcher ended in good order there is no ``run.json`` by then, and nothing
+to do. Else it ends the program (SIGTERM, later SIGKILL) and the runtime's processes (which end by themselves, by their
+own lifelines; SIGKILL for those that do not) and removes the folder and the run's shared memory.
+
+Started by its path with ``python -I -S``: it imports nothing beyond the standard library, so that it costs little and is
+up before anything else.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+RECORD_NAME = "run.json"
+SHARED_MEMORY = Path("/dev/shm")
+
+#: For components that see their lifeline end: they close sessions, and their children.
+COMPONENT_GRACE_S = 5.0
+#: For the program, from SIGTERM to SIGKILL.
+PROGRAM_GRACE_S = 10.0
+_POLL_INTERVAL_S = 0.02
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None when there is none of this pid, or only its corpse."""
+    try:
+        # The name, in parentheses, may hold spaces and parentheses of its own.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def remove_run(path: Path, *, keep_logs: bool, keep_folder: bool = False) -> None:
+    """Remove a run's folder and shared memory; with ``keep_logs`` all but the logs, with ``keep_folder`` all in it."""
+    for segment in SHARED_MEMORY.glob(f"{path.name}-*"):
+        segment.unlink(missing_ok=True)
+    # First: without it, the folder is no run any more.
+    (path / RECORD_NAME).unlink(missing_ok=True)
+    if not path.is_dir():
+        return
+    for entry in path.iterdir():
+        if keep_logs and entry.name == "logs":
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    if not keep_logs and not keep_folder:
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+
+
+class _Remembered:
+    """A process of the record. Signals go to it only while it is the one that was recorded."""
+
+    def __init__(self, recorded: dict[str, int]) -> None:
+        self.pid = recorded["pid"]
+        self._start_ticks = recorded["start_ticks"]
+
+    def is_alive(self) -> bool:
+        return start_ticks(self.pid) == self._start_ticks
+
+    def signal(self, signal_number: int) -> None:
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal_number)
+
+    def kill_group(self) -> None:
+        """Kill all that is left of its process group, also when its leader is gone.
+
+        The id of a group is not given to a new process while the group has members, so it is still the recorded one
+        unless it was empty before; then a stranger's would have to be made leader in the few milliseconds since.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _wait(processes: list[_Remembered], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def clear_up(path: Path) -> None:
+    """End what the record of a run names, and remove the run."""
+    try:
+        record = json.loads((path / RECORD_NAME).read_bytes())
+    except FileNotFoundError:
+        return
+    components = [_Remembered(component) for component in record["components"]]
+    programs = [_Remembered(record["program"])] if record["program"] else []
+    for program in programs:
+        program.signal(signal.SIGTERM)
+    _wait(components, COMPONENT_GRACE_S)
+    for component in components:
+        component.kill_group()
+    _wait(programs, PROGRAM_GRACE_S)
+    for program in programs:
+        program.signal(signal.SIGKILL)
+    _wait(components + programs, COMPONENT_GRACE_S)
+    remove_run(path, keep_logs=False)
+
+
+def main() -> int:
+    """Wait for the launcher's end, then clear up."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    # Whoever ends the run ends it by the launcher; this process must be the last one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(arguments.lifeline_fd, 4096):
+        pass
+    clear_up(arguments.run_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Run folders: the private place of one run on disk, and how others find it.
+
+``<runs root>/run-<unique>/`` holds the sockets, ``logs/``, and ``run.json``, which says what runs where. Whoever owns the run
+holds a lock on ``run.lock``, so a folder whose lock is free belongs to nobody that lives. ``run.json`` goes first when a
+run ends: a folder without it is only kept logs.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pathways_runtime.transport.addresses import MAX_UNIX_PATH_BYTES
+from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError
+from slurm_pathways.launch import caretaker
+
+RECORD_NAME = caretaker.RECORD_NAME
+LOCK_NAME = "run.lock"
+LOGS_NAME = "logs"
+
+#: The longest name of a socket in a run folder, ours and the workers', with room to spare.
+_LONGEST_SOCKET_NAME_BYTES = 32
+SCHEMA_VERSION = 1
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process of the run. ``start_ticks`` (since boot) tells it from a later one with the same pid."""
+
+    name: str
+    pid: int
+    start_ticks: int
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """What ``run.json`` says.
+
+    Attributes:
+        schema_version: of this file.
+        run_id: the folder's name.
+        launcher: whose run it is.
+        started_at_unix_s: when, in seconds since 1970.
+        controller_address: where ``status`` asks.
+        components: the runtime's processes; each is the leader of a process group.
+        program: the user's, once it has been started.
+        program_argv: its command line.
+    """
+
+    schema_version: int
+    run_id: str
+    launcher: Process
+    started_at_unix_s: float
+    controller_address: str
+    components: tuple[Process, ...]
+    program: Process | None = None
+    program_argv: tuple[str, ...] = ()
+
+
+def identify(name: str, pid: int) -> Process:
+    """A living (or not yet reaped) process, told apart from later ones with its pid."""
+    return Process(name, pid, caretaker.start_ticks(pid) or 0)
+
+
+def runs_root(environ: Mapping[str, str]) -> Path:
+    """Where this user's run folders lie."""
+    if configured := environ.get(RUNS_VARIABLE):
+        return Path(configured).expanduser().absolute()
+    if per_user := environ.get("XDG_RUNTIME_DIR"):
+        return Path(per_user) / "slurm-pathways"
+    return Path(f"/tmp/slurm-pathways-{os.getuid()}")
+
+
+def _make_private(path: Path) -> None:
+    """Make ``path`` a folder that only this user can enter, or check that it is one.
+
+    Raises:
+        ConfigurationError: it is a link, a file, somebody else's, open to others, or cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        # lstat: a link would let another user choose where our sockets lie.
+        status = path.lstat()
+    except OSError as failure:
+        raise ConfigurationError(
+            f"the folder {path} cannot be made: {failure.strerror}; set {RUNS_VARIABLE} to a folder of yours"
+        ) from failure
+    if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
+        raise ConfigurationError(f"{path} is not a folder but a link or file: remove it, or set {RUNS_VARIABLE}")
+    if status.st_uid != os.getuid():
+        raise ConfigurationError(f"{path} belongs to user id {status.st_uid}: set {RUNS_VARIABLE} to a folder of yours")
+    if status.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):04o}): chmod 700 it, or set "
+            f"{RUNS_VARIABLE}"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{path} is not writable: chmod 700 it, or set {RUNS_VARIABLE}")
+
+
+class RunFolder:
+    """The folder of one run, locked by this process until ``remove``.
+
+    Attributes:
+        path: absolute.
+        run_id: its name; also what the names of the run's shared memory begin with.
+    """
+
+    def __init__(self, path: Path, *, is_ours: bool) -> None:
+        """Use ``create``."""
+        self.path = path
+        self.run_id = path.name
+        self._is_ours = is_ours
+        self.logs.mkdir(mode=0o700)
+        self.lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+
+    @classmethod
+    def create(cls, environ: Mapping[str, str], path: Path | None = None) -> "RunFolder":
+        """Make a fresh folder under the runs root, or use ``path``, which must be new or empty.
+
+        Raises:
+            ConfigurationError: it cannot be used; the message says why.
+        """
+        if path is not None:
+            is_ours = not path.exists()
+            _make_private(path)
+            if any(path.iterdir()):
+                raise ConfigurationError(f"the run folder {path} is not empty: give a new one, or empty it")
+            _check_length(path)
+            return cls(path, is_ours=is_ours)
+        root = runs_root(environ)
+        _make_private(root)
+        remove_abandoned(root)
+        # What is made here is unique by the system's word, not by chance alone.
+        while True:
+            path = root / f"run-{secrets.token_hex(4)}"
+            _check_length(path)
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            except OSError as failure:
+                raise ConfigurationError(f"the folder {path} cannot be made: {failure.strerror}") from failure
+            return cls(path, is_ours=True)
+
+    @property
+    def logs(self) -> Path:
+        """Where every process of the run logs."""
+        return self.path / LOGS_NAME
+
+    def log_of(self, component: str) -> Path:
+        """The log of one process."""
+        return self.logs / f"{component}.log"
+
+    def address(self, name: str) -> str:
+        """The address of a socket in this folder."""
+        return f"unix:{self.path / name}.sock"
+
+    def write(self, record: RunRecord) -> None:
+        """Say what runs here; readers see the old record or the new one."""
+        fresh = self.path / (RECORD_NAME + ".new")
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+        fresh.replace(self.path / RECORD_NAME)
+
+    def remove(self, *, keep_logs: bool) -> None:
+        """Remove everything, or everything but the logs. Call it when the run's processes have ended."""
+        caretaker.remove_run(self.path, keep_logs=keep_logs, keep_folder=not self._is_ours)
+        os.close(self.lock_fd)
+
+
+def _check_length(path: Path) -> None:
+    num_bytes = len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME_BYTES
+    if num_bytes > MAX_UNIX_PATH_BYTES:
+        raise ConfigurationError(
+            f"the run folder {path} is too deep: its sockets would have paths of {num_bytes} bytes, and "
+            f"{MAX_UNIX_PATH_BYTES} is the most that Unix sockets allow. Set {RUNS_VARIABLE} to a shorter folder, "
+            "for example one in /tmp"
+        )
+
+
+def is_live(path: Path) -> bool:
+    """Whether somebody holds the lock of a run folder."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_record(path: Path) -> RunRecord | None:
+    """What a run folder's ``run.json`` says; None when it has none that this version understands."""
+    try:
+        return msgspec.json.decode((path / RECORD_NAME).read_bytes(), type=RunRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def live_runs(root: Path) -> list[tuple[Path, RunRecord]]:
+    """The runs of this user that run now, oldest first."""
+    found = []
+    for path in sorted(root.glob("run-*")):
+        record = read_record(path)
+        if record is not None and is_live(path):
+            found.append((path, record))
+    return sorted(found, key=lambda run: run[1].started_at_unix_s)
+
+
+#: A folder this young may be between its making and its lock.
+_SETTLED_AFTER_S = 60.0
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove what runs left behind whose launcher and caretaker were both killed. Kept logs stay."""
+    for path in root.glob("run-*"):
+        with contextlib.suppress(FileNotFoundError):
+            is_settled = time.time() - path.stat().st_mtime > _SETTLED_AFTER_S
+            if (path / RECORD_NAME).exists() and is_settled and not is_live(path):
+                shutil.rmtree(path, ignore_errors=True)
