@@ -1,8 +1,8 @@
 """Frames on stream sockets: how control messages and link messages travel.
 
-A frame is ``<header bytes: u32> <payload bytes: u64> <header> <payload>``, little-endian. The header is one msgpack value
-of a closed union of message types; the payload is raw bytes, empty for control messages. ``FrameReader`` parses without I/O;
-``Channel`` is for threads, ``AsyncChannel`` for an event loop. Both send in the order of the calls.
+A frame is ``<header bytes: u32> <payload bytes: u64> <header> <payload>``, little-endian. The header is one msgpack
+value of a closed union of message types; the payload is raw bytes, empty for control messages. ``FrameReader`` parses
+without I/O; ``Channel`` is for threads, ``AsyncChannel`` for an event loop. Both send in the order of the calls.
 """
 
 import asyncio
