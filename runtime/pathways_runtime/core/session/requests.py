@@ -74,12 +74,30 @@ class RemapMapping(msgspec.Struct, frozen=True, gc=False):
     to: tuple[Interval, ...]
 
 
+class InputDevices(msgspec.Struct, frozen=True, gc=False):
+    """The devices whose shards one output takes from input ``in_array``."""
+
+    in_array: int
+    devices: tuple[DeviceId, ...]
+
+
+class InputDevicesForOutput(msgspec.Struct, frozen=True, gc=False):
+    """Where every shard of output ``out_array`` comes from; each stays on its device."""
+
+    out_array: int
+    input_devices: tuple[InputDevices, ...]
+
+
 class RemapPlan(msgspec.Struct, frozen=True, gc=False):
-    """``xla.ifrt.RemapPlanProto``."""
+    """``xla.ifrt.RemapPlanProto``: what goes where, by ``input_devices_for_output`` or, older, by ``mappings``.
+
+    Where both speak of an output they agree.
+    """
 
     input_specs: tuple[ArraySpec, ...]
     output_specs: tuple[ArraySpec, ...]
-    mappings: tuple[RemapMapping, ...]
+    mappings: tuple[RemapMapping, ...] = ()
+    input_devices_for_output: tuple[InputDevicesForOutput, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -165,7 +183,7 @@ class ReshardArrays(Request, frozen=True):
 class CopyArrays(Request, frozen=True):
     """The same partitioning on other devices or in another memory. Answer: ArrayHandles.
 
-    No devices: they stay; no memory kind: it stays.
+    No devices: they stay. ``memory_kind`` None: it stays; "": the devices' default.
     """
 
     array_handles: tuple[Handle, ...]
