@@ -3,8 +3,9 @@
 
 usage: python tools/generate_schema.py [--output FILE]
 
-What is generated is the serialized descriptors only; ``wire.ifrt.schema`` makes the classes from them when it is imported. So
-the generated file suits any protobuf runtime, where protoc's Python output demands one at least as new as protoc.
+What is generated is the serialized descriptors only; ``wire.ifrt.schema`` makes the classes from them when it is
+imported. So the generated file suits any protobuf runtime, where protoc's Python output demands one at least as new as
+protoc.
 """
 
 import argparse

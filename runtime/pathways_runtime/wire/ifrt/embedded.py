@@ -1,7 +1,7 @@
 """The IFRT proxy schema that the installed jaxlib speaks, read out of its shared library.
 
-C++ protobuf embeds the serialized FileDescriptorProto of every .proto file that a library was built from. Comparing ours with
-them is how a jaxlib whose protocol has moved on is found out before it is spoken to.
+C++ protobuf embeds the serialized FileDescriptorProto of every .proto file that a library was built from. Comparing
+ours with them is how a jaxlib whose protocol has moved on is found out before it is spoken to.
 """
 
 import importlib.util
@@ -56,8 +56,7 @@ def differences(
 ) -> list[str]:
     """Where our schema says something that theirs does not, one line each.
 
-    Fields and messages that only they have are no difference: protobuf keeps what it does not know. Enum values that only
-    they have are none either.
+    Fields, messages and enum values that only they have are no difference: protobuf keeps what it does not know.
     """
     found: list[str] = []
     known = dict(messages(theirs))
@@ -90,9 +89,7 @@ def _signature(
     return (field.number, kind.Type.Name(field.type), kind.Label.Name(field.label), field.type_name, oneof)
 
 
-def _nested(
-    name: str, message: descriptor_pb2.DescriptorProto
-) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
+def _nested(name: str, message: descriptor_pb2.DescriptorProto) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
     yield name, message
     for nested in message.nested_type:
         yield from _nested(f"{name}.{nested.name}", nested)
@@ -114,7 +111,9 @@ def _scan(content: mmap.mmap) -> Iterator[descriptor_pb2.FileDescriptorProto]:
         if match.group(1)[0] != len(match.group(2)):
             continue
         try:
-            parsed = descriptor_pb2.FileDescriptorProto.FromString(content[match.start() : _end(content, match.start())])
+            parsed = descriptor_pb2.FileDescriptorProto.FromString(
+                content[match.start() : _end(content, match.start())]
+            )
         except DecodeError:
             # A file name elsewhere in the library, such as in the list of what another file imports.
             continue

@@ -1,7 +1,7 @@
 """The message classes of ``wire/protos``, in a descriptor pool of their own.
 
-Not the default pool: the full names are XLA's, and a package in the same process that registers XLA's own files (TensorFlow
-does) would clash with ours.
+Not the default pool: the full names are XLA's, and a package in the same process that registers XLA's own files
+(TensorFlow does) would clash with ours.
 """
 
 from typing import Any
