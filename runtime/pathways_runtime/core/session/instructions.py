@@ -25,6 +25,7 @@ class SubmitOperation(Instruction, frozen=True):
     writes: tuple[Handle, ...] = ()
     consumes: tuple[Handle, ...] = ()
     after_transfers: tuple[OpId, ...] = ()
+    senders: tuple[HostIndex, ...] = ()
 
 
 class CompileProgram(Instruction, frozen=True):

@@ -1,0 +1,102 @@
+"""Loaded executables of a session."""
+
+import msgspec
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId
+from pathways_runtime.core.session.arrays import Placement
+from pathways_runtime.core.session.events import CompiledProgram
+from pathways_runtime.core.sharding import Shape
+from pathways_runtime.core.status import Code, Status, error
+from pathways_runtime.core.topology import Topology
+
+
+class OutputSpec(msgspec.Struct, frozen=True, gc=False):
+    """What every execution of an executable returns at one position."""
+
+    dtype: DType
+    shape: Shape
+    placement: Placement
+
+
+class ExecutableRecord(msgspec.Struct):
+    """What the session knows of an executable.
+
+    The program and its options are kept so that it can be loaded again when a lost host of it has been replaced.
+
+    Attributes:
+        devices, hosts: interned, see ``PlacementTable.device_list``.
+        compiled: None until the first ProgramCompiled; the client knows the handle only after that.
+        loads_pending: CompileProgram instructions not answered yet; the last answer counts.
+        unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
+        stand_in: the handle under which other devices compile it to learn what it is like, while its own are lost.
+        waiting: the Compile request to answer, until it is.
+    """
+
+    program: bytes
+    options: bytes
+    devices: tuple[DeviceId, ...]
+    hosts: tuple[HostIndex, ...]
+    compiled: CompiledProgram | None = None
+    outputs: tuple[OutputSpec, ...] = ()
+    donated: tuple[int, ...] = ()
+    loads_pending: int = 0
+    unloaded: Status | None = None
+    is_deleted: bool = False
+    waiting: RequestId | None = None
+
+
+class ExecutableTable:
+    """The executables of a session by handle; a handle is here until it is destructed."""
+
+    def __init__(self) -> None:
+        self.records: dict[Handle, ExecutableRecord] = {}
+        #: Loads that go on for executables that are gone: answers still to come.
+        self.abandoned: dict[Handle, int] = {}
+        #: Programs compiled on other devices only to learn what they are like: stand-in handle to executable handle.
+        self.stand_ins: dict[Handle, Handle] = {}
+
+    def find(self, handle: Handle) -> ExecutableRecord:
+        """An executable that the client may name, deleted or not.
+
+        Raises:
+            StatusError: NOT_FOUND if there is none.
+        """
+        record = self.records.get(handle)
+        if record is None or record.compiled is None:
+            raise error(Code.NOT_FOUND, f"there is no loaded executable {handle}")
+        return record
+
+    def find_live(self, handle: Handle) -> tuple[ExecutableRecord, CompiledProgram]:
+        """An executable that may be used, with what it is like.
+
+        Raises:
+            StatusError: NOT_FOUND if there is none, INVALID_ARGUMENT if it is deleted.
+        """
+        record = self.find(handle)
+        compiled = record.compiled
+        assert compiled is not None
+        if record.is_deleted:
+            raise error(Code.INVALID_ARGUMENT, f"loaded executable {handle} ({compiled.name}) has been deleted")
+        return record, compiled
+
+
+def stand_in_devices(
+    devices: tuple[DeviceId, ...], topology: Topology, lost_hosts: frozenset[HostIndex]
+) -> tuple[DeviceId, ...] | None:
+    """Where else a program can be compiled to learn what it is like: each slice that has a lost host gives way to a whole one.
+
+    Returns:
+        Devices with the same places in other slices, in the order of ``devices``; None if there are too few whole slices.
+    """
+    lost_slices = {topology.slice_of_host(host) for host in lost_hosts}
+    used = topology.slices_of(devices)
+    free = [s for s in range(topology.num_slices) if s not in lost_slices and s not in used]
+    replacement = {s: s for s in used}
+    for slice_index in used:
+        if slice_index in lost_slices:
+            if not free:
+                return None
+            replacement[slice_index] = free.pop(0)
+    per_slice = topology.hosts_per_slice * topology.devices_per_host
+    return tuple(DeviceId(replacement[device // per_slice] * per_slice + device % per_slice) for device in devices)

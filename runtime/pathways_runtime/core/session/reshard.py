@@ -1,0 +1,104 @@
+"""Reshard plans: which ranges to copy from which shard so that an array lies as another sharding says. Pure."""
+
+import itertools
+from collections.abc import Iterable
+
+import msgspec
+
+from pathways_runtime.core.ids import DeviceId, HostIndex
+from pathways_runtime.core.sharding import Box, Shape, Sharding, TileKind, box_shape, intersect, num_elements, relative
+from pathways_runtime.core.topology import Topology
+
+
+class PlannedMove(msgspec.Struct, frozen=True, gc=False):
+    """One range to copy; boxes as in ``operations.Move``."""
+
+    source_device: DeviceId
+    target_device: DeviceId
+    source_box: Box | None
+    target_box: Box | None
+
+
+class Replicas:
+    """Which devices hold which distinct part of an array, found by range without looking at every shard."""
+
+    def __init__(self, sharding: Sharding, shape: Shape) -> None:
+        self._shape = shape
+        self._tile_shape = sharding.shard_shape(shape)
+        self._is_tiled = sharding.tiles.kind is TileKind.TILED
+        self._devices: dict[tuple[int, ...], list[DeviceId]] = {}
+        if self._is_tiled:
+            for device, tile in zip(sharding.devices, sharding.tiles.tile_of_place().tolist(), strict=True):
+                self._devices.setdefault(tuple(tile), []).append(device)
+        else:
+            self._devices[(0,) * len(shape)] = list(sharding.devices)
+
+    def covering(self, box: Box) -> Iterable[tuple[Box, list[DeviceId]]]:
+        """The parts that have an element of ``box``, row-major, each with the devices that hold it."""
+        ranges = [
+            range(start // size, -(-stop // size)) if start < stop else range(0)
+            for (start, stop), size in zip(box, self._tile_shape, strict=True)
+        ]
+        for tile in itertools.product(*ranges):
+            part = tuple(
+                (index * size, min((index + 1) * size, dim))
+                for index, size, dim in zip(tile, self._tile_shape, self._shape, strict=True)
+            )
+            yield part, self._devices[tile]
+
+
+class _Senders:
+    """Chooses among replicas: the nearest; among equally near hosts the one that has sent least so far."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._sent: dict[HostIndex, int] = {}
+        self._turns: dict[HostIndex, int] = {}
+
+    def choose(self, replicas: list[DeviceId], target: DeviceId, elements: int) -> DeviceId:
+        if len(replicas) == 1:
+            return replicas[0]
+        if target in replicas:
+            return target
+        topology = self._topology
+        host = topology.host_of(target)
+        near = [device for device in replicas if topology.host_of(device) == host]
+        if not near:
+            slice_index = topology.slice_of_host(host)
+            near = [device for device in replicas if topology.slice_of(device) == slice_index] or replicas
+            sent = self._sent
+            host = min((topology.host_of(device) for device in near), key=lambda h: (sent.get(h, 0), h))
+            sent[host] = sent.get(host, 0) + elements
+            near = [device for device in near if topology.host_of(device) == host]
+        turn = self._turns.get(host, 0)
+        self._turns[host] = turn + 1
+        return near[turn % len(near)]
+
+
+def plan_reshard(source: Sharding, target: Sharding, shape: Shape, topology: Topology) -> tuple[PlannedMove, ...]:
+    """The moves that make an array of ``shape`` laid out as ``source`` lie as ``target``.
+
+    Every element of every target shard is covered exactly once; padding is not. A target shard that is whole on its own
+    device already is a move of that shard onto itself (``source_device == target_device``, no boxes).
+
+    Args:
+        source, target: shardings of the same ``shape``; their memory kinds do not matter here.
+
+    Returns:
+        Moves in the order of the target's devices, row-major within each.
+    """
+    replicas = Replicas(source, shape)
+    senders = _Senders(topology)
+    source_shape, target_shape = source.shard_shape(shape), target.shard_shape(shape)
+    moves = []
+    for device, target_box in zip(target.devices, target.boxes(shape), strict=True):
+        for part, holders in replicas.covering(target_box):
+            common = intersect(part, target_box)
+            if common is None:
+                continue
+            chosen = senders.choose(holders, device, num_elements(box_shape(common)))
+            if source_shape == target_shape and part == target_box:
+                moves.append(PlannedMove(chosen, device, None, None))
+            else:
+                moves.append(PlannedMove(chosen, device, relative(common, part), relative(common, target_box)))
+    return tuple(moves)
