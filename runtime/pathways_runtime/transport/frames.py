@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -280,8 +280,8 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A cast: uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
