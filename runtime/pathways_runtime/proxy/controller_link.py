@@ -1,0 +1,91 @@
+"""The proxy's control stream to the controller."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from pathways_runtime.transport import addresses
+from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
+from pathways_runtime.wire import messages
+from pathways_runtime.wire.messages import AnyMessage, Message
+
+logger = logging.getLogger(__name__)
+
+_RETRY_INTERVAL_S = 0.01
+
+
+class ControllerLink:
+    """Sends to the controller and hands on what comes from it, all on one event loop.
+
+    Submits of one turn of the loop travel as one SubmitBatch; everything else that is sent keeps its place among them.
+
+    Args:
+        on_message: called with each message, in order.
+        on_lost: called once with the reason when the stream has ended without ``close``.
+    """
+
+    def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._channel: AsyncChannel[AnyMessage] | None = None
+        self._submits: list[messages.Submit] = []
+        self._is_closing = False
+        self._loop = asyncio.get_running_loop()
+
+    async def connect(self, address: str, timeout_s: float) -> None:
+        """Connect and say hello; waits for a controller that does not listen yet.
+
+        Raises:
+            ConnectFailed: it was not there in time.
+        """
+        path = addresses.parse(address).path
+        codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
+        deadline_s = self._loop.time() + timeout_s
+        while True:
+            try:
+                _, self._channel = await self._loop.create_unix_connection(
+                    lambda: AsyncChannel(codec, self._received, self._closed), path
+                )
+                break
+            except OSError as failure:
+                if self._loop.time() >= deadline_s:
+                    raise addresses.ConnectFailed(
+                        f"the controller at {address} was not there in {timeout_s:g} s: {failure}"
+                    ) from failure
+                await asyncio.sleep(_RETRY_INTERVAL_S)
+        self._channel.send(messages.Hello("proxy", messages.PROTOCOL_VERSION, os.getpid()))
+
+    def submit(self, submit: messages.Submit) -> None:
+        """Send with the others of this turn."""
+        if not self._submits:
+            self._loop.call_soon(self._flush)
+        self._submits.append(submit)
+
+    def send(self, message: AnyMessage) -> None:
+        """Send behind what was submitted before."""
+        self._flush()
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def close(self) -> None:
+        """End the stream in good order."""
+        self._flush()
+        self._is_closing = True
+        if self._channel is not None:
+            self._channel.close()
+
+    def _flush(self) -> None:
+        if self._submits and self._channel is not None:
+            batch = messages.SubmitBatch(tuple(self._submits))
+            self._submits.clear()
+            self._channel.send(batch)
+
+    def _received(self, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:
+        for frame in frames:
+            self._on_message(frame.message)
+
+    def _closed(self, channel: AsyncChannel[AnyMessage], failure: Exception | None) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._on_lost(str(failure) if failure is not None else "closed by the controller")
