@@ -1,0 +1,250 @@
+"""The controller's core: one event in, instructions out."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pathways_runtime.core.controller import events as ev
+from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.controller.credits import MAX_LAUNCHES_IN_FLIGHT
+from pathways_runtime.core.controller.events import Event, PeerId, ProtocolViolation
+from pathways_runtime.core.controller.gang import Order
+from pathways_runtime.core.controller.instructions import Instruction
+from pathways_runtime.core.controller.membership import Bound, Finding, HostClosing, HostLost, Membership
+from pathways_runtime.core.controller.programs import Programs
+from pathways_runtime.core.controller.sessions import Session, Sessions
+from pathways_runtime.core.controller.status import report
+from pathways_runtime.core.controller.worlds import World, Worlds
+from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.core.topology import Topology
+
+#: How many operations of a session may wait here before its proxy stops reading its client.
+MAX_UNDISPATCHED = 512
+
+
+class ControllerCore:
+    """Everything that the controller decides: membership, worlds, programs, sessions, and the one order.
+
+    The same events give the same instructions. ``handle`` never raises for what a peer does: a peer that breaks the
+    protocol is refused, and loses what it had.
+
+    Args:
+        num_spares: workers beyond the topology's hosts that are expected.
+        heartbeat_timeout_ns: silence after which a worker counts as lost.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        num_spares: int = 0,
+        heartbeat_timeout_ns: int = 30_000_000_000,
+        max_launches_in_flight: int = MAX_LAUNCHES_IN_FLIGHT,
+        max_undispatched: int = MAX_UNDISPATCHED,
+    ) -> None:
+        self._topology = topology
+        self._max_undispatched = max_undispatched
+        self._membership = Membership(topology, num_spares, heartbeat_timeout_ns)
+        self._worlds = Worlds(topology, self._membership)
+        self._programs = Programs(topology, self._membership, self._worlds)
+        self._sessions = Sessions()
+        self._order = Order(topology.num_hosts, max_launches_in_flight)
+        self._handlers: dict[type[Event], Callable[[Any, list[Instruction]], None]] = {
+            ev.Started: self._on_started,
+            ev.TimePassed: self._on_time_passed,
+            ev.WorkerRegistered: self._on_worker_registered,
+            ev.ExecutorRegistered: self._on_executor_registered,
+            ev.HeartbeatReceived: self._on_heartbeat_received,
+            ev.ExecutorExited: self._on_executor_exited,
+            ev.PeerClosed: self._on_peer_closed,
+            ev.CoordinationStarted: self._on_coordination_started,
+            ev.CoordinationFailed: self._on_coordination_failed,
+            ev.MemberFormed: self._on_member_formed,
+            ev.ProgramRequested: self._on_program_requested,
+            ev.MemberCompiled: self._on_member_compiled,
+            ev.SessionRequested: self._on_session_requested,
+            ev.SessionDetached: self._on_session_detached,
+            ev.OperationsSubmitted: self._on_operations_submitted,
+            ev.Acknowledged: self._on_acknowledged,
+            ev.MemberFailed: self._on_member_failed,
+        }
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """What is to be done about an event.
+
+        Raises:
+            TypeError: the event is of no known type.
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise TypeError(f"the controller knows no event {type(event).__name__}")
+        out: list[Instruction] = []
+        try:
+            handler(event, out)
+        except ProtocolViolation as violation:
+            if not isinstance(event, ev.PeerEvent):
+                raise
+            self._refuse(event.peer, str(violation), out)
+        for session, count in self._order.take_progress():
+            out.append(ins.ReportDispatched(self._peer_of(session), session, count))
+        for gone in self._order.take_abandoned():
+            if (owner := self._sessions.get(gone.session)) is not None:
+                out.append(ins.ReportFailed(owner.peer, gone.session, gone.op_id, gone.handles, gone.failure))
+        return out
+
+    def report(self, now_ns: int) -> dict[str, Any]:
+        """What ``status`` shows of the controller; see docs/status.md."""
+        return report(
+            self._topology, self._membership, self._worlds, self._programs, self._sessions, self._order, now_ns
+        )
+
+    def check_invariants(self) -> None:
+        """What must hold between events."""
+        self._membership.check_invariants()
+        self._worlds.check_invariants()
+        self._programs.check_invariants()
+        self._order.check_invariants()
+
+    # workers
+
+    def _on_started(self, event: ev.Started, out: list[Instruction]) -> None:
+        self._membership.start(event.now_ns, event.wall_clock_s)
+        self._worlds.start(out)
+
+    def _on_time_passed(self, event: ev.TimePassed, out: list[Instruction]) -> None:
+        self._act_on(self._membership.pass_time(event.now_ns, out), out)
+
+    def _on_worker_registered(self, event: ev.WorkerRegistered, out: list[Instruction]) -> None:
+        self._membership.register_worker(event, out)
+
+    def _on_executor_registered(self, event: ev.ExecutorRegistered, out: list[Instruction]) -> None:
+        self._act_on(self._membership.register_executor(event, out), out)
+
+    def _on_heartbeat_received(self, event: ev.HeartbeatReceived, out: list[Instruction]) -> None:
+        self._membership.heard_from(event.peer, event.now_ns)
+
+    def _on_executor_exited(self, event: ev.ExecutorExited, out: list[Instruction]) -> None:
+        self._act_on(self._membership.exit_executor(event, out), out)
+
+    def _on_peer_closed(self, event: ev.PeerClosed, out: list[Instruction]) -> None:
+        self._act_on(self._membership.close_peer(event.peer, event.reason, event.now_ns, out), out)
+        for session in self._sessions.close_peer(event.peer):
+            self._close(session, out)
+
+    def _act_on(self, findings: list[Finding], out: list[Instruction]) -> None:
+        for finding in findings:
+            match finding:
+                case Bound():
+                    self._worlds.bind(out)
+                case HostClosing(host):
+                    self._order.close_host(host, out)
+                case HostLost(host, name, failure):
+                    # Sessions hear of the host before they hear of operations that failed for it.
+                    out.append(ins.ChangeHost(host, None, name, failure))
+                    settled = self._worlds.lose_host(host, failure, out)
+                    self._programs.lose_host(host, failure, out)
+                    self._programs.settle_worlds(settled, out)
+                    self._order.lose_host(host, failure, out)
+                case _:
+                    raise TypeError(f"no such finding: {finding!r}")
+
+    # worlds and programs
+
+    def _on_coordination_started(self, event: ev.CoordinationStarted, out: list[Instruction]) -> None:
+        self._worlds.coordination_started(event.world, event.address, out)
+
+    def _on_coordination_failed(self, event: ev.CoordinationFailed, out: list[Instruction]) -> None:
+        self._settle(self._worlds.coordination_failed(event.world, event.reason, out), out)
+
+    def _on_member_formed(self, event: ev.MemberFormed, out: list[Instruction]) -> None:
+        host = self._membership.host_of_executor(event.peer)
+        if host is not None:
+            self._settle(self._worlds.member_formed(host, event.world, event.failure, out), out)
+
+    def _settle(self, worlds: list[World], out: list[Instruction]) -> None:
+        self._programs.settle_worlds(worlds, out)
+        if self._worlds.is_ready:
+            for request in self._sessions.take_waiting():
+                self._open(request, out)
+
+    def _on_program_requested(self, event: ev.ProgramRequested, out: list[Instruction]) -> None:
+        self._sessions.owned(event.session, event.peer)
+        if not event.devices or not all(0 <= device < self._topology.num_devices for device in event.devices):
+            raise ProtocolViolation(f"program {event.executable} is for devices that do not exist: {event.devices}")
+        self._programs.request(event, out)
+
+    def _on_member_compiled(self, event: ev.MemberCompiled, out: list[Instruction]) -> None:
+        host = self._membership.host_of_executor(event.peer)
+        if host is not None:
+            self._programs.member_compiled(host, event, out)
+
+    # sessions and operations
+
+    def _on_session_requested(self, event: ev.SessionRequested, out: list[Instruction]) -> None:
+        if self._worlds.is_ready:
+            self._open(event, out)
+        else:
+            self._sessions.wait(event)
+
+    def _open(self, request: ev.SessionRequested, out: list[Instruction]) -> None:
+        session = self._sessions.open(request)
+        self._order.open_session(session.session)
+        executor = self._membership.behind[0].executor
+        assert executor is not None, "a bound host has an executor"
+        bindings = self._membership.bindings()
+        peers = self._membership.live_executors()
+        out.append(ins.OpenSession(peers, session.session, request.links_address))
+        out.append(
+            ins.AcceptSession(
+                request.peer,
+                session.session,
+                bindings,
+                executor.platform_version,
+                executor.device_kind,
+                self._max_undispatched,
+            )
+        )
+
+    def _on_session_detached(self, event: ev.SessionDetached, out: list[Instruction]) -> None:
+        self._close(self._sessions.owned(event.session, event.peer), out)
+        out.append(ins.EndSession(event.peer, event.session, None))
+
+    def _close(self, session: Session, out: list[Instruction]) -> None:
+        self._sessions.close(session.session)
+        self._programs.close_session(session.session)
+        self._order.close_session(session.session, out)
+        out.append(ins.CloseSession(self._membership.live_executors(), session.session))
+
+    def _on_operations_submitted(self, event: ev.OperationsSubmitted, out: list[Instruction]) -> None:
+        submit, now_ns = self._order.submit, event.now_ns
+        checked: SessionId | None = None
+        for submission in event.submissions:
+            if submission.session != checked:
+                checked = self._sessions.owned(submission.session, event.peer).session
+            submit(submission, now_ns, out)
+
+    def _on_acknowledged(self, event: ev.Acknowledged, out: list[Instruction]) -> None:
+        host = self._membership.host_of_executor(event.peer)
+        if host is None:
+            return
+        for session, op_id in event.transfers_started:
+            self._order.start_transfer(host, session, op_id, out)
+        if event.launches_completed:
+            self._order.complete_launches(host, event.launches_completed, out)
+
+    def _on_member_failed(self, event: ev.MemberFailed, out: list[Instruction]) -> None:
+        host: HostIndex | None = self._membership.host_of_executor(event.peer)
+        owner = self._sessions.get(event.session)
+        if host is None or owner is None:
+            return
+        # The session hears of the failure before it hears that anything was dispatched behind it.
+        out.append(ins.ReportFailed(owner.peer, event.session, event.op_id, event.handles, event.failure))
+        self._order.start_transfer(host, event.session, event.op_id, out)
+
+    def _peer_of(self, session: SessionId) -> PeerId:
+        owner = self._sessions.get(session)
+        assert owner is not None, f"session {session} has progress and is not attached"
+        return owner.peer
+
+    def _refuse(self, peer: PeerId, reason: str, out: list[Instruction]) -> None:
+        out.append(ins.Refuse(peer, reason))
+        for session in self._sessions.close_peer(peer):
+            self._close(session, out)

@@ -1,0 +1,108 @@
+"""How many launches each worker has in flight, counted per group of hosts: a launch costs O(1), not O(its hosts)."""
+
+import numpy as np
+
+from pathways_runtime.core.controller.host_groups import HostGroup, HostGroups
+from pathways_runtime.core.ids import HostIndex
+
+#: PJRT blocks the thread that enqueues once 32 launches are in flight on a device; staying below keeps an executor
+#: responsive.
+MAX_LAUNCHES_IN_FLIGHT = 24
+
+
+class Credits:
+    """At most ``limit`` launches are in flight per worker, over all sessions.
+
+    Launches are counted per group and carried over to the hosts only now and then. Each group has an *allowance*: so
+    many launches may certainly go out without looking at its hosts again. It is a lower bound, because launches of
+    every overlapping group lower it, while completions raise it only when it is computed anew.
+    """
+
+    def __init__(self, groups: HostGroups, num_hosts: int, limit: int) -> None:
+        self._groups = groups
+        self._limit = limit
+        #: Launches in flight per host, without those in ``_uncarried``; an element may be negative meanwhile.
+        self._carried = np.zeros(num_hosts, dtype=np.int64)
+        #: Per group number: launches that ``_carried`` does not count yet.
+        self._uncarried: list[int] = []
+        #: Per group number. Invariant: when positive, at most ``limit - in_flight(host)`` for each host of the group.
+        self._allowance: list[int] = []
+        self._host_arrays: list[np.ndarray] = []
+        #: Per group number: hosts without credit that keep it from launching, as of the last look; when the last of
+        #: them completes a launch, it is worth looking again.
+        self._full_hosts: dict[int, set[HostIndex]] = {}
+
+    def take(self, group: HostGroup) -> bool:
+        """Count one launch on all hosts of a group, or count nothing and return False when one of them is full."""
+        allowance = self._allowance
+        if len(allowance) < len(self._groups.all):
+            self._add_groups()
+        number = group.number
+        if allowance[number] <= 0 and not self._look(group):
+            return False
+        self._uncarried[number] += 1
+        for overlapping in group.overlapping:
+            allowance[overlapping] -= 1
+        return True
+
+    def complete(self, host: HostIndex, count: int) -> bool:
+        """``count`` launches have finished on a host. Returns whether a group that could not launch may now be able to.
+
+        Raises:
+            ValueError: more than were in flight.
+        """
+        if not 0 <= count <= self.in_flight(host):
+            raise ValueError(f"host {host} completed {count} launches of {self.in_flight(host)} in flight")
+        self._carried[host] -= count
+        may_launch = False
+        for number in [n for n, hosts in self._full_hosts.items() if host in hosts]:
+            self._full_hosts[number].discard(host)
+            if not self._full_hosts[number]:
+                del self._full_hosts[number]
+                may_launch = True
+        return may_launch
+
+    def in_flight(self, host: HostIndex) -> int:
+        """Launches that a host has been sent and has not completed."""
+        if len(self._uncarried) < len(self._groups.all):
+            self._add_groups()
+        return int(self._carried[host]) + sum(self._uncarried[g.number] for g in self._groups.of_host(host))
+
+    def full_hosts(self, group: HostGroup) -> tuple[HostIndex, ...]:
+        """The hosts that keep a group from launching."""
+        return tuple(host for host in group.hosts if self.in_flight(host) >= self._limit)
+
+    def check_invariants(self) -> None:
+        """0 <= in flight <= limit on every host, and no group is allowed more than its hosts have."""
+        for host in range(len(self._carried)):
+            assert 0 <= self.in_flight(HostIndex(host)) <= self._limit, (
+                f"host {host}: {self.in_flight(HostIndex(host))}"
+            )
+        for group in self._groups.all:
+            most = max((self.in_flight(host) for host in group.hosts), default=0)
+            allowance = self._allowance[group.number]
+            assert allowance <= 0 or allowance <= self._limit - most, f"{group} is allowed {allowance}"
+
+    def _look(self, group: HostGroup) -> bool:
+        """Compute a group's allowance anew; return whether it may launch."""
+        if group.number in self._full_hosts:
+            return False
+        for number in group.overlapping:
+            if count := self._uncarried[number]:
+                self._carried[self._host_arrays[number]] += count
+                self._uncarried[number] = 0
+        in_flight = self._carried[self._host_arrays[group.number]]
+        allowance = self._limit - int(in_flight.max(initial=0))
+        self._allowance[group.number] = allowance
+        if allowance > 0:
+            return True
+        full = np.flatnonzero(in_flight >= self._limit)
+        self._full_hosts[group.number] = {group.hosts[place] for place in full}
+        return False
+
+    def _add_groups(self) -> None:
+        # A new group is allowed nothing, so that its first launch looks.
+        for group in self._groups.all[len(self._allowance) :]:
+            self._uncarried.append(0)
+            self._allowance.append(0)
+            self._host_arrays.append(np.asarray(group.hosts, dtype=np.int64))

@@ -1,0 +1,32 @@
+"""An operation that is submitted and not yet in the order, with everything that it waits for."""
+
+from pathways_runtime.core.controller.events import Submission
+from pathways_runtime.core.controller.host_groups import HostGroup
+from pathways_runtime.core.ids import OpId
+
+
+class HeldOperation:
+    """Compared by identity. Waits for other operations and for transfers; then for its hosts' fate, or for credit.
+
+    Attributes:
+        since_ns: when it was submitted.
+        waits_for: op ids of operations of the same session that must be in the order first.
+        transfers: op ids of transfers of the same session that must be under way first.
+        dependents: operations that have this one in ``waits_for``.
+        tag, arrival: its place in the FairQueue, once it is there.
+    """
+
+    __slots__ = ("arrival", "dependents", "group", "since_ns", "submission", "tag", "transfers", "waits_for")
+
+    def __init__(self, submission: Submission, group: HostGroup, since_ns: int) -> None:
+        self.submission = submission
+        self.group = group
+        self.since_ns = since_ns
+        self.waits_for: set[OpId] = set()
+        self.transfers: set[OpId] = set()
+        self.dependents: list[HeldOperation] = []
+        self.tag = -1
+        self.arrival = -1
+
+    def __repr__(self) -> str:
+        return f"HeldOperation(session {self.submission.session}, op {self.submission.op_id}, {self.group})"

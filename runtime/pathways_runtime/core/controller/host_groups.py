@@ -1,0 +1,81 @@
+"""Sets of hosts that take part in operations together, interned: one object per set, so an operation costs O(1)."""
+
+import itertools
+from collections.abc import Sequence
+
+from pathways_runtime.core.ids import HostIndex
+
+
+class HostGroup:
+    """One set of hosts. Compared by identity; made by ``HostGroups.intern`` only.
+
+    Attributes:
+        number: dense from 0 in the order of first use; shells index what they keep per group by it.
+        hosts: ascending, without repeats.
+        overlapping: numbers of the groups that share a host with this one, itself included; grows as groups appear.
+        missing: hosts of it that are lost or about to be declared lost; empty in good times.
+    """
+
+    __slots__ = ("hosts", "missing", "number", "overlapping")
+
+    def __init__(self, number: int, hosts: tuple[HostIndex, ...]) -> None:
+        self.number = number
+        self.hosts = hosts
+        self.overlapping: list[int] = [number]
+        self.missing: tuple[HostIndex, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"HostGroup({self.number}, hosts={self.hosts})"
+
+
+class HostGroups:
+    """All groups seen so far. There are as many as a program uses meshes, so none is ever dropped."""
+
+    def __init__(self, num_hosts: int) -> None:
+        self._by_hosts: dict[tuple[HostIndex, ...], HostGroup] = {}
+        self._of_host: list[list[HostGroup]] = [[] for _ in range(num_hosts)]
+        self._missing: set[HostIndex] = set()
+        self.all: list[HostGroup] = []
+
+    def intern(self, hosts: tuple[HostIndex, ...]) -> HostGroup:
+        """The group of these hosts.
+
+        Raises:
+            ValueError: hosts are not ascending, repeat, or do not exist.
+        """
+        group = self._by_hosts.get(hosts)
+        return group if group is not None else self._add(hosts)
+
+    def of_host(self, host: HostIndex) -> Sequence[HostGroup]:
+        """The groups that a host is in."""
+        return self._of_host[host]
+
+    def mark_missing(self, host: HostIndex) -> None:
+        """A host is lost, or about to be declared lost."""
+        self._missing.add(host)
+        for group in self._of_host[host]:
+            if host not in group.missing:
+                group.missing = (*group.missing, host)
+
+    def present(self, group: HostGroup) -> HostGroup:
+        """The group of those hosts of ``group`` that are not missing."""
+        if not group.missing:
+            return group
+        return self.intern(tuple(host for host in group.hosts if host not in group.missing))
+
+    def _add(self, hosts: tuple[HostIndex, ...]) -> HostGroup:
+        if any(a >= b for a, b in itertools.pairwise(hosts)):
+            raise ValueError(f"hosts must ascend without repeats, not {hosts}")
+        if hosts and not 0 <= hosts[0] <= hosts[-1] < len(self._of_host):
+            raise ValueError(f"hosts {hosts} are not all among the {len(self._of_host)} that exist")
+        group = HostGroup(len(self.all), hosts)
+        group.missing = tuple(host for host in hosts if host in self._missing)
+        neighbours = {other.number: other for host in hosts for other in self._of_host[host]}
+        for number in sorted(neighbours):
+            group.overlapping.append(number)
+            neighbours[number].overlapping.append(group.number)
+        for host in hosts:
+            self._of_host[host].append(group)
+        self.all.append(group)
+        self._by_hosts[hosts] = group
+        return group

@@ -1,0 +1,205 @@
+"""What the controller wants done. The shell performs instructions in order."""
+
+from typing import Any
+
+import msgspec
+
+from pathways_runtime.core.controller.events import PeerId, Submission
+from pathways_runtime.core.controller.host_groups import HostGroup
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WorkerId, WorldId
+from pathways_runtime.core.operations import Operation
+from pathways_runtime.core.status import Status
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """Base of all instructions."""
+
+
+# operations
+
+
+class Dispatch(Instruction, frozen=True):
+    """Append an operation to the stream of every host of ``group``. ``seq`` grows with each Dispatch and Substitute."""
+
+    seq: Seq
+    group: HostGroup
+    submission: Submission
+
+
+class Substitute(Instruction, frozen=True):
+    """Like Dispatch, for an operation that the controller makes itself in place of one that cannot run."""
+
+    seq: Seq
+    group: HostGroup
+    session: SessionId
+    operation: Operation
+
+
+class ReportDispatched(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` that ``count`` more operations of the session are in the order."""
+
+    peer: PeerId
+    session: SessionId
+    count: int
+
+
+class ReportFailed(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` that an operation failed."""
+
+    peer: PeerId
+    session: SessionId
+    op_id: OpId
+    handles: tuple[Handle, ...]
+    failure: Status
+
+
+# workers
+
+
+class StartExecutor(Instruction, frozen=True):
+    """Tell the supervisor on ``peer`` to start an executor."""
+
+    peer: PeerId
+    epoch: int
+
+
+class StopExecutor(Instruction, frozen=True):
+    """Tell the supervisor on ``peer`` to kill an executor if it still runs."""
+
+    peer: PeerId
+    epoch: int
+
+
+class Refuse(Instruction, frozen=True):
+    """Send a refusal to ``peer`` and close the connection."""
+
+    peer: PeerId
+    reason: str
+
+
+class BoundExecutor(msgspec.Struct, frozen=True):
+    """Which executor stands behind a virtual host, and how others reach it."""
+
+    host: HostIndex
+    peer: PeerId
+    worker: WorkerId
+    name: str
+    data_address: str
+    host_key: str
+
+
+class BindExecutors(Instruction, frozen=True):
+    """Tell each of these executors its virtual host, and who the others are."""
+
+    executors: tuple[BoundExecutor, ...]
+
+
+class ChangeHost(Instruction, frozen=True):
+    """Tell every proxy and every bound executor what now stands behind a virtual host."""
+
+    host: HostIndex
+    worker: WorkerId | None
+    name: str
+    failure: Status | None
+
+
+# worlds and programs
+
+
+class StartCoordination(Instruction, frozen=True):
+    """Start a world's coordination service; CoordinationStarted or CoordinationFailed comes back."""
+
+    world: WorldId
+    num_members: int
+
+
+class StopCoordination(Instruction, frozen=True):
+    """Nobody is left who needs this world's service."""
+
+    world: WorldId
+
+
+class FormMember(Instruction, frozen=True):
+    """Tell the executor on ``peer`` to make its PJRT client of a world; MemberFormed comes back."""
+
+    peer: PeerId
+    world: WorldId
+    coordinator_address: str
+    rank: int
+    hosts: tuple[HostIndex, ...]
+
+
+class CompileMember(Instruction, frozen=True):
+    """Tell the executors on ``peers`` to compile and load a program; a MemberCompiled comes back from each."""
+
+    peers: tuple[PeerId, ...]
+    session: SessionId
+    executable: Handle
+    world: WorldId
+    program: bytes
+    options: bytes
+    devices: tuple[DeviceId, ...]
+    wants_metadata: bool
+
+
+class ReportCompiled(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` how a compilation ended."""
+
+    peer: PeerId
+    session: SessionId
+    executable: Handle
+    metadata: Any
+    failure: Status | None
+
+
+# sessions
+
+
+class HostBinding(msgspec.Struct, frozen=True):
+    """What stands behind a virtual host at attach; see ``wire.messages.HostState``."""
+
+    host: HostIndex
+    worker: WorkerId | None
+    name: str
+    failure: Status | None
+
+
+class AcceptSession(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` that its session is open."""
+
+    peer: PeerId
+    session: SessionId
+    hosts: tuple[HostBinding, ...]
+    platform_version: str
+    device_kind: str
+    max_undispatched: int
+
+
+class OpenSession(Instruction, frozen=True):
+    """Tell the executors on ``peers`` to connect to a session's proxy, before its first operation."""
+
+    peers: tuple[PeerId, ...]
+    session: SessionId
+    links_address: str
+
+
+class CloseSession(Instruction, frozen=True):
+    """Tell the executors on ``peers`` to drop everything of a session."""
+
+    peers: tuple[PeerId, ...]
+    session: SessionId
+
+
+class EndSession(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` that a session has ended."""
+
+    peer: PeerId
+    session: SessionId
+    failure: Status | None
+
+
+class Announce(Instruction, frozen=True):
+    """Tell the launcher: one JSON line of ``{"event": event, **fields}``."""
+
+    event: str
+    fields: dict[str, Any]

@@ -1,0 +1,114 @@
+"""What ``status`` shows of the controller, as plain JSON-able values. docs/status.md documents the schema."""
+
+from typing import Any
+
+from pathways_runtime.core.controller.gang import Order
+from pathways_runtime.core.controller.membership import Membership, Worker
+from pathways_runtime.core.controller.programs import Programs
+from pathways_runtime.core.controller.sessions import Sessions
+from pathways_runtime.core.controller.worlds import Worlds, WorldState
+from pathways_runtime.core.ids import HostIndex
+from pathways_runtime.core.topology import Topology
+
+#: Grows when a field changes its meaning or goes away; new fields do not count.
+SCHEMA_VERSION = 1
+
+
+def report(
+    topology: Topology,
+    membership: Membership,
+    worlds: Worlds,
+    programs: Programs,
+    sessions: Sessions,
+    order: Order,
+    now_ns: int,
+) -> dict[str, Any]:
+    """The controller's part of the report; the shell adds what proxies and executors say."""
+    waiting = [
+        {"what": held.what, "waits_for": held.waits_for, "since_s": _since_s(held.since_ns, now_ns)}
+        for held in order.waiting()
+    ]
+    for compilation in programs.all():
+        request = compilation.request
+        hosts = ", ".join(map(str, sorted(compilation.unanswered)))
+        waiting.append(
+            {
+                "what": f"compilation of program {request.executable} of session {request.session}",
+                "waits_for": compilation.stage.value + (f": hosts {hosts}" if hosts else ""),
+                "since_s": _since_s(request.now_ns, now_ns),
+            }
+        )
+    for attach in sessions.waiting():
+        waiting.append(
+            {
+                "what": f"client {attach.client_name} (pid {attach.client_pid})",
+                "waits_for": "the runtime to be ready",
+                "since_s": _since_s(attach.now_ns, now_ns),
+            }
+        )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "is_ready": worlds.is_ready,
+        "devices": [
+            {
+                "id": device.id,
+                "slice_index": device.slice_index,
+                "host": device.host,
+                "state": _device_state(membership, order, device.host),
+            }
+            for device in topology.devices()
+        ],
+        "workers": [_worker(worker, topology) for worker in membership.workers()],
+        "sessions": [
+            {
+                "id": session.session,
+                "client_name": session.request.client_name,
+                "client_pid": session.request.client_pid,
+                "arrays": 0,
+                "bytes": 0,
+                "operations": order.counts(session.session),
+            }
+            for session in sessions.all()
+        ],
+        "worlds": [
+            {
+                "id": world.world,
+                "slices": list(world.slices),
+                "state": world.state.value,
+                "waits_for_hosts": sorted(world.unformed) if world.state is WorldState.FORMING else [],
+                "failure": str(world.failure) if world.failure else None,
+            }
+            for world in worlds.all()
+        ],
+        "queues": [
+            {"host": host, "launches_in_flight": order.in_flight(HostIndex(host))} for host in range(topology.num_hosts)
+        ],
+        "bytes_moved": {"host_buffers": 0, "shared_memory": 0, "socket": 0},
+        "waiting": waiting,
+        "did_not_answer": [],
+    }
+
+
+def _since_s(since_ns: int, now_ns: int) -> float:
+    return round((now_ns - since_ns) / 1e9, 3)
+
+
+def _device_state(membership: Membership, order: Order, host: HostIndex) -> str:
+    if not membership.is_bound:
+        return "starting"
+    if membership.executor_peer(host) is None:
+        return "lost"
+    return "running" if order.in_flight(host) else "idle"
+
+
+def _worker(worker: Worker, topology: Topology) -> dict[str, Any]:
+    return {
+        "id": worker.worker,
+        "name": worker.name,
+        "host": worker.host,
+        "slice_index": topology.slice_of_host(worker.host) if worker.host is not None else None,
+        "state": worker.state.value,
+        "supervisor_pid": worker.supervisor_pid,
+        "executor_pid": worker.executor.pid if worker.executor is not None else None,
+        "failure": str(worker.failure) if worker.failure else None,
+    }
