@@ -4,7 +4,7 @@ Two ways, chosen by ``--mode``:
 
 * ``data``: every device works on its part of each batch; gradients are summed over all devices, across slices too.
 * ``pipeline``: the first layers live on one slice, the last ones on another. Each stage is a program of its own;
-  activations and gradients cross from slice to slice by ``jax.device_put``, and the microbatches of a step are dispatched
+  activations and gradients cross from slice to slice by ``jax.device_put``; the microbatches of a step are dispatched
   ahead, so that the stages work at the same time.
 """
 
