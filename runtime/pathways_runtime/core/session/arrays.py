@@ -1,4 +1,7 @@
-"""Arrays of a session: small records, with interned placements, so that an operation costs the same for 1 device and 10,000."""
+"""Arrays of a session: small records with interned placements.
+
+So an operation costs the same for one device and for ten thousand.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -116,9 +119,10 @@ class PlacementTable:
 class Storage:
     """Shards that more than one array may name, because an Alias was made of them.
 
-    Rule of donation: a Launch may take the buffers of an array only while no other live array of the session names any of
-    them. So each array that takes part in aliasing carries its storages, and each storage counts the live arrays that
-    carry it. (An array whose shards came from several arrays carries the storages of all; that errs on the safe side.)
+    Rule of donation: a Launch may take the buffers of an array only while no other live array of the session names any
+    of them. So each array that takes part in aliasing carries its storages, and each storage counts the live arrays
+    that carry it. (An array whose shards came from several arrays carries the storages of all; that errs on the safe
+    side.)
 
     Attributes:
         token: a handle of no array, which stands for the shards in ``reads`` and ``consumes``: a launch that takes the
@@ -143,8 +147,8 @@ class ArrayRecord(msgspec.Struct, gc=False):
         poison: the first cause of failure, never changed once set.
         is_deleted: deleted or donated; the handle is known until it is destructed.
         is_ready: known to be computed, as a wait for it has succeeded.
-        via_transfers: transfers that its shards come from, through aliases only. A launch that reads the array names them.
-        storages: see Storage; None while nothing was ever aliased.
+        via_transfers: transfers that its shards come from, directly or through aliases; a launch that reads it names
+        them. storages: see Storage; None while nothing was ever aliased.
     """
 
     dtype: DType

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import SERVER_HANDLES_START, Handle, HostIndex, OpId, RequestId, SessionId
 from pathways_runtime.core.operations import Delete, Operation, ShardedResult
@@ -9,10 +11,23 @@ from pathways_runtime.core.session.arrays import ArrayRecord, ArrayTable, Placem
 from pathways_runtime.core.session.executables import ExecutableTable
 from pathways_runtime.core.session.instructions import Instruction, Respond, RespondError, SubmitOperation
 from pathways_runtime.core.session.responses import Response
-from pathways_runtime.core.session.waits import WaitTable
+from pathways_runtime.core.session.waits import Wait, WaitTable
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
+
+
+class ExecutionOutcome(msgspec.Struct):
+    """How an execution went, kept until LoadedExecutableFetchExecuteResult asks.
+
+    Attributes:
+        op_id: the launch; 0 if the execution failed before there was one.
+        wait: while it is not known.
+    """
+
+    op_id: OpId
+    wait: Wait | None
+    failure: Status | None
 
 
 class SessionState:
@@ -27,6 +42,8 @@ class SessionState:
         self.waits = WaitTable()
         #: Futures that the client has not asked yet: all are done when they are minted. None is success.
         self.futures: dict[Handle, Status | None] = {}
+        #: By status handle.
+        self.outcomes: dict[Handle, ExecutionOutcome] = {}
         self.out: list[Instruction] = []
         self._last_op = 0
         self._next_handle: int = SERVER_HANDLES_START
@@ -110,8 +127,11 @@ class SessionState:
                 groups.setdefault(hosts, []).append(handle)
                 record.leave_workers()
         for hosts, group in groups.items():
-            freed = tuple(group)
-            self.out.append(SubmitOperation(Delete(self.next_op(), freed), hosts, consumes=freed))
+            self.submit_delete(tuple(group), hosts)
+
+    def submit_delete(self, handles: tuple[Handle, ...], hosts: tuple[HostIndex, ...]) -> None:
+        """Make ``hosts`` forget arrays."""
+        self.out.append(SubmitOperation(Delete(self.next_op(), handles), hosts, consumes=handles))
 
 
 def sharded_result(handle: Handle, record: ArrayRecord) -> ShardedResult:

@@ -28,8 +28,8 @@ class Requested(Event, frozen=True):
 class RequestRefused(Event, frozen=True):
     """The shell cannot hand a request over: it does not decode, or it is of a kind that has no value here.
 
-    The core answers it with ``failure`` (RespondError), and the handles that the client has minted for its results carry
-    ``failure`` from now on.
+    The core answers it with ``failure`` (RespondError), and the handles that the client has minted for its results
+    carry ``failure`` from now on.
     """
 
     request_id: RequestId

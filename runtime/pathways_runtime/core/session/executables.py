@@ -29,7 +29,6 @@ class ExecutableRecord(msgspec.Struct):
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
         loads_pending: CompileProgram instructions not answered yet; the last answer counts.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
-        stand_in: the handle under which other devices compile it to learn what it is like, while its own are lost.
         waiting: the Compile request to answer, until it is.
     """
 
@@ -46,15 +45,22 @@ class ExecutableRecord(msgspec.Struct):
     waiting: RequestId | None = None
 
 
+class StandIn(msgspec.Struct, frozen=True):
+    """A compilation on ``hosts`` that tells what ``executable`` is like."""
+
+    executable: Handle
+    hosts: tuple[HostIndex, ...]
+
+
 class ExecutableTable:
     """The executables of a session by handle; a handle is here until it is destructed."""
 
     def __init__(self) -> None:
         self.records: dict[Handle, ExecutableRecord] = {}
-        #: Loads that go on for executables that are gone: answers still to come.
-        self.abandoned: dict[Handle, int] = {}
-        #: Programs compiled on other devices only to learn what they are like: stand-in handle to executable handle.
-        self.stand_ins: dict[Handle, Handle] = {}
+        #: Executables that were deleted while loads went on: their answers are still to come.
+        self.abandoned: dict[Handle, ExecutableRecord] = {}
+        #: Programs compiled on other devices only to learn what they are like, by the handle used there.
+        self.stand_ins: dict[Handle, StandIn] = {}
 
     def find(self, handle: Handle) -> ExecutableRecord:
         """An executable that the client may name, deleted or not.
@@ -84,10 +90,10 @@ class ExecutableTable:
 def stand_in_devices(
     devices: tuple[DeviceId, ...], topology: Topology, lost_hosts: frozenset[HostIndex]
 ) -> tuple[DeviceId, ...] | None:
-    """Where else a program can be compiled to learn what it is like: each slice that has a lost host gives way to a whole one.
+    """Where else a program can be compiled to learn what it is like: whole slices instead of those with a lost host.
 
     Returns:
-        Devices with the same places in other slices, in the order of ``devices``; None if there are too few whole slices.
+        Devices with the same places in other slices, in the order of ``devices``; None if whole slices are too few.
     """
     lost_slices = {topology.slice_of_host(host) for host in lost_hosts}
     used = topology.slices_of(devices)

@@ -1,9 +1,10 @@
 """Arrays out of arrays: copies, reshards, remaps, assembling and taking apart.
 
-Nothing moves that need not. A result whose shards all lie where they should already is an Alias; any other is a Transfer, in
-which a shard that is in place is a move onto itself without boxes, so that a worker may keep the shard as it is. Either way the
-result may share shards with its sources, and ``Storage`` keeps a later donation from destroying them. Arrays are immutable, so
-ALWAYS_COPY and REUSE_INPUT mean the same here; DONATE_INPUT deletes the inputs afterwards.
+Nothing moves that need not. A result whose shards all lie where they should already is an Alias; any other is a
+Transfer, in which a shard that is in place is a move onto itself without boxes, so that a worker may keep the shard as
+it is. Either way the result may share shards with its sources, and ``Storage`` keeps a later donation from destroying
+them. Arrays are immutable, so ALWAYS_COPY and REUSE_INPUT mean the same here; DONATE_INPUT deletes the inputs
+afterwards.
 """
 
 from collections.abc import Iterable
@@ -126,7 +127,9 @@ def remap_arrays(state: SessionState, _: RequestId, request: requests.RemapArray
             for (in_array, from_device), to_device in zip(shards, placement.devices, strict=True)
         ]
         sources = tuple(request.array_handles[in_array] for in_array in inputs)
-        news.append(_NewArray(handle, spec.dtype, spec.shape, placement, sources, moves))
+        new = _NewArray(handle, spec.dtype, spec.shape, placement, sources, moves)
+        _check_shards(state, new)
+        news.append(new)
     _make(state, news)
     _donate(state, request.copy_semantics, request.array_handles)
     return responses.ArrayHandles(results)
@@ -157,7 +160,9 @@ def assemble(
             )
         moves.append((place, PlannedMove(device, device, None, None)))
     (result,) = _results(state, (request.result_handle,) if request.result_handle else (), 1)
-    _make(state, [_NewArray(result, dtype, request.shape, placement, handles, moves)])
+    new = _NewArray(result, dtype, request.shape, placement, handles, moves)
+    _check_shards(state, new)
+    _make(state, [new])
     _donate(state, request.copy_semantics, handles)
     return responses.ArrayHandle(result)
 
@@ -235,6 +240,21 @@ def _placement(state: SessionState, spec: ArraySpec) -> Placement:
     except ValueError as mismatch:
         raise error(Code.INVALID_ARGUMENT, str(mismatch)) from mismatch
     return placement
+
+
+def _check_shards(state: SessionState, new: _NewArray) -> None:
+    """Refuse to make an array of whole shards that do not fit it."""
+    shard_shape = new.placement.sharding.shard_shape(new.shape)
+    for handle in new.sources:
+        source = state.arrays.records[handle]
+        if source.placement is None:
+            continue
+        if source.dtype is not new.dtype or source.placement.sharding.shard_shape(source.shape) != shard_shape:
+            raise error(
+                Code.INVALID_ARGUMENT,
+                f"the shards of {describe(handle, source)} do not fit an array whose shards are"
+                f" {new.dtype.name}[{','.join(map(str, shard_shape))}]",
+            )
 
 
 def _donate(state: SessionState, semantics: ArrayCopySemantics, handles: Iterable[Handle]) -> None:
@@ -362,7 +382,8 @@ def _submit_transfer(state: SessionState, news: list[_NewArray]) -> None:
     records, topology = state.arrays.records, state.topology
     op_id = state.next_op()
     results, moves = [], []
-    hosts, senders = set(), set()
+    hosts: set[tuple[HostIndex, ...]] = set()
+    senders: set[HostIndex] = set()
     reads: dict[Handle, None] = {}
     for result_index, new in enumerate(news):
         sources = [records[handle] for handle in new.sources]

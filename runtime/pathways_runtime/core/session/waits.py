@@ -19,8 +19,8 @@ class FetchTarget(msgspec.Struct, frozen=True, gc=False):
 class Wait(msgspec.Struct):
     """One Await or Fetch that is not over.
 
-    A wait *concludes* (its request is answered) with the first failure or the last success; it is *over* when every host
-    has reported or is lost. So a late report of a wait that has concluded is no surprise.
+    A wait *concludes* (its request is answered) with the first failure or the last success; it is *over* when every
+    host has reported or is lost. So a late report of a wait that has concluded is no surprise.
 
     Attributes:
         hosts: who reports. handles: what is waited for.
