@@ -1,8 +1,8 @@
 """The settings of a run: what each means, what it may be, and where it comes from.
 
-A setting is taken from the command line, else from ``SLURM_PATHWAYS_<KEY>`` in the environment, else from the YAML file of
-``--config``, else its default. Everything is read before anything starts; a wrong value is a ``ConfigurationError`` whose
-message says what was given where, what is allowed, and what to do.
+A setting is taken from the command line, else from ``SLURM_PATHWAYS_<KEY>`` in the environment, else from the YAML file
+of ``--config``, else its default. Everything is read before anything starts; a wrong value is a ``ConfigurationError``
+whose message says what was given where, what is allowed, and what to do.
 """
 
 import dataclasses
@@ -82,16 +82,16 @@ class Setting:
     @property
     def variable(self) -> str | None:
         """Its name in the environment; None when it cannot come from there."""
-        return VARIABLE_PREFIX + self.key.upper() if self.has_variable else None
+        return f"{VARIABLE_PREFIX}{self.key.upper()}" if self.has_variable else None
 
     @property
     def allowed(self) -> str:
         """What it may be, in words."""
         if self.kind is Kind.CHOICE:
             return "one of " + ", ".join(self.choices)
-        if self.kind in (Kind.COUNT, Kind.SECONDS):
-            return f"{self.kind.value} from {self.minimum:g} to {self.maximum:g}"
-        return self.kind.value
+        words = str(self.kind.value)
+        is_number = self.kind in (Kind.COUNT, Kind.SECONDS)
+        return f"{words} from {self.minimum:g} to {self.maximum:g}" if is_number else words
 
     def parse(self, value: object, given: str) -> Any:
         """The value for ``RuntimeSpec``.
@@ -144,7 +144,7 @@ class RuntimeSpec:
     """What a runtime is made of. Fields are explained by ``SETTINGS``; folders are absolute.
 
     Raises:
-        ConfigurationError: more hosts than one machine is asked to carry.
+        ConfigurationError: a value is not allowed, or there are more hosts than one machine is asked to carry.
     """
 
     num_slices: int = 1
@@ -161,6 +161,10 @@ class RuntimeSpec:
     kill_after_s: float = 10.0
 
     def __post_init__(self) -> None:
+        for setting in SETTINGS:
+            value = getattr(self, setting.field)
+            if value is not None:
+                setting.parse(value, f"{setting.field}={value}")
         if self.num_hosts > MAX_HOSTS:
             raise ConfigurationError(
                 f"{self.num_slices} slices x {self.hosts_per_slice} hosts + {self.num_spares} spares are "
@@ -181,9 +185,7 @@ class RuntimeSpec:
 SETTINGS: tuple[Setting, ...] = (
     Setting("num_slices", "slices", Kind.COUNT, "Slices: groups of hosts with one fast interconnect.", 1, MAX_HOSTS),
     Setting("hosts_per_slice", "hosts_per_slice", Kind.COUNT, "Hosts in each slice.", 1, MAX_HOSTS),
-    Setting(
-        "devices_per_host", "devices_per_host", Kind.COUNT, "Devices on each host.", 1, MAX_DEVICES_PER_HOST
-    ),
+    Setting("devices_per_host", "devices_per_host", Kind.COUNT, "Devices on each host.", 1, MAX_DEVICES_PER_HOST),
     Setting("platform", "platform", Kind.CHOICE, "What the devices are.", choices=PLATFORMS),
     Setting("num_spares", "spares", Kind.COUNT, "Hosts that wait to take the place of a lost one.", 0, MAX_HOSTS),
     Setting(
@@ -201,9 +203,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("force_sockets", "force_sockets", Kind.FLAG, "Move tensors over sockets even where memory can be shared."),
     Setting("keep_logs", "keep_logs", Kind.FLAG, "Keep the logs also when nothing failed."),
-    Setting(
-        "startup_timeout_s", "startup_timeout_s", Kind.SECONDS, "How long the runtime may take to start.", 1, 3600
-    ),
+    Setting("startup_timeout_s", "startup_timeout_s", Kind.SECONDS, "How long the runtime may take to start.", 1, 3600),
     Setting(
         "failure_grace_s",
         "failure_grace_s",
@@ -217,9 +217,7 @@ SETTINGS: tuple[Setting, ...] = (
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
-def resolve(
-    options: Mapping[str, object], environ: Mapping[str, str], config_path: Path | None = None
-) -> RuntimeSpec:
+def resolve(options: Mapping[str, object], environ: Mapping[str, str], config_path: Path | None = None) -> RuntimeSpec:
     """The spec that the user asked for.
 
     Args:
@@ -282,8 +280,8 @@ def settings_table() -> str:
     lines = ["| option and YAML key | variable | default | allowed | meaning |", "|---|---|---|---|---|"]
     for setting in SETTINGS:
         default = defaults[setting.field]
-        shown = "–" if default is None else str(default).lower() if isinstance(default, bool) else f"{default}"
-        variable = f"`{setting.variable}`" if setting.variable else "–"
+        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else f"{default}"
+        variable = f"`{setting.variable}`" if setting.variable else "none"
         lines.append(
             f"| `{setting.option}`, `{setting.key}` | {variable} | {shown} | {setting.allowed} | {setting.help} |"
         )

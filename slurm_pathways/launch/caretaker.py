@@ -1,11 +1,11 @@
 """The caretaker: a small process that clears up after a launcher that was killed.
 
-It waits for the end of its lifeline. When the launcher ended in good order there is no ``run.json`` by then, and nothing
-to do. Else it ends the program (SIGTERM, later SIGKILL) and the runtime's processes (which end by themselves, by their
-own lifelines; SIGKILL for those that do not) and removes the folder and the run's shared memory.
+It waits for the end of its lifeline. When the launcher ended in good order there is no ``run.json`` by then, and
+nothing to do. Else it ends the program (SIGTERM, later SIGKILL) and the runtime's processes (which end by themselves,
+by their own lifelines; SIGKILL for those that do not) and removes the folder and the run's shared memory.
 
-Started by its path with ``python -I -S``: it imports nothing beyond the standard library, so that it costs little and is
-up before anything else.
+Started by its path with ``python -I -S``: it imports nothing beyond the standard library, so that it costs little and
+is up before anything else.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None when there is none of this pid, or only its corpse."""
+    """When a process was started, in clock ticks since boot; None when no process of this pid lives."""
     try:
         # The name, in parentheses, may hold spaces and parentheses of its own.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -74,13 +74,12 @@ class _Remembered:
                 os.kill(self.pid, signal_number)
 
     def kill_group(self) -> None:
-        """Kill all that is left of its process group, also when its leader is gone.
-
-        The id of a group is not given to a new process while the group has members, so it is still the recorded one
-        unless it was empty before; then a stranger's would have to be made leader in the few milliseconds since.
-        """
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill all that is left of its process group, also when its leader is gone."""
+        # The id of a group is not given to a new process while the group has members; a leader that is another
+        # process than the recorded one therefore means that the group was empty and the id is a stranger's.
+        if start_ticks(self.pid) in (None, self._start_ticks):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def _wait(processes: list[_Remembered], timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """The environment of a client: what makes an unmodified JAX program speak to a proxy.
 
-What the user has set is kept or refused, never replaced in silence. The workers' environment has none of the client's JAX
-and XLA settings: those belong to the program, and reach the workers inside what it compiles.
+What the user has set is kept or refused, never replaced in silence. The workers' environment has none of the client's
+JAX and XLA settings: those belong to the program, and reach the workers inside what it compiles.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _INSECURE_CREDENTIALS = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 _CPP_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _CPP_LOG_LEVEL_ERRORS = "2"
 
-#: Settings of the client's Python that must not act on our processes: they would change what runs there or how it prints.
+#: Settings of the client that must not act on our processes: they would change what runs there or how it prints.
 _NOT_FOR_COMPONENTS = frozenset(
     {"XLA_FLAGS", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONSTARTUP", _INSECURE_CREDENTIALS}
 )
@@ -38,8 +38,8 @@ def check_client_environment(environ: Mapping[str, str]) -> None:
     platforms = environ.get(JAX_PLATFORMS, "")
     if platforms and "proxy" not in [name.strip() for name in platforms.split(",")]:
         raise ConfigurationError(
-            f"{JAX_PLATFORMS}={platforms} is set: with it the program would not use the devices of the run. Allowed are "
-            f"proxy and lists with proxy in them, like proxy,cpu. Unset it (the run sets {JAX_PLATFORMS}=proxy)"
+            f"{JAX_PLATFORMS}={platforms} is set: with it the program would not use the devices of the run. Allowed "
+            f"are proxy and lists with proxy in them, like proxy,cpu. Unset it (the run sets {JAX_PLATFORMS}=proxy)"
         )
     if environ.get(JAX_BACKEND_TARGET):
         raise ConfigurationError(

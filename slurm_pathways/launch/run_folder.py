@@ -1,8 +1,8 @@
 """Run folders: the private place of one run on disk, and how others find it.
 
-``<runs root>/run-<unique>/`` holds the sockets, ``logs/``, and ``run.json``, which says what runs where. Whoever owns the run
-holds a lock on ``run.lock``, so a folder whose lock is free belongs to nobody that lives. ``run.json`` goes first when a
-run ends: a folder without it is only kept logs.
+``<runs root>/run-<unique>/`` holds the sockets, ``logs/``, and ``run.json``, which says what runs where. Whoever owns
+the run holds a lock on ``run.lock``, so a folder whose lock is free belongs to nobody that lives. ``run.json`` goes
+first when a run ends: a folder without it is only kept logs.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-
 from pathways_runtime.transport.addresses import MAX_UNIX_PATH_BYTES
+
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError
 from slurm_pathways.launch import caretaker
 
@@ -76,7 +76,7 @@ def runs_root(environ: Mapping[str, str]) -> Path:
     return Path(f"/tmp/slurm-pathways-{os.getuid()}")
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     """Make ``path`` a folder that only this user can enter, or check that it is one.
 
     Raises:
@@ -131,13 +131,13 @@ class RunFolder:
         """
         if path is not None:
             is_ours = not path.exists()
-            _make_private(path)
+            make_private(path)
             if any(path.iterdir()):
                 raise ConfigurationError(f"the run folder {path} is not empty: give a new one, or empty it")
             _check_length(path)
             return cls(path, is_ours=is_ours)
         root = runs_root(environ)
-        _make_private(root)
+        make_private(root)
         remove_abandoned(root)
         # What is made here is unique by the system's word, not by chance alone.
         while True:

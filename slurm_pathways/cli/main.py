@@ -1,0 +1,127 @@
+"""``slurm-pathways``: the command line. Thin: it reads options and prints.
+
+What it does is in ``launch.run``, ``status`` and ``doctor``.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import slurm_pathways
+from slurm_pathways import doctor as checks
+from slurm_pathways import status as runtime_status
+from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, resolve
+from slurm_pathways.launch.run import run_local
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(slurm_pathways.__version__, message="slurm-pathways %(version)s")
+def main() -> None:
+    """One ordinary Python program drives every accelerator of an allocation."""
+
+
+def _setting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each setting. Values stay text here: ``config`` parses them, as those from other places."""
+    for setting in reversed(SETTINGS):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Setting) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    described = setting.help if setting.variable is None else f"{setting.help} [{setting.variable}]"
+    if setting.kind is Kind.FLAG:
+        both = f"{setting.option}/--no-{setting.option.removeprefix('--')}"
+        return click.option(both, setting.key, is_flag=True, default=None, help=described)
+    metavar = {Kind.FOLDER: "DIR", Kind.CHOICE: "|".join(setting.choices), Kind.SECONDS: "SECONDS"}.get(
+        setting.kind, "N"
+    )
+    return click.option(setting.option, setting.key, metavar=metavar, default=None, help=described)
+
+
+# What follows the program's name is the program's, with or without "--" before it.
+@main.command(context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@click.option("--local", "is_local", is_flag=True, help="Start the runtime on this machine.")
+@_setting_options
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with settings: the options' names with underscores. [SLURM_PATHWAYS_CONFIG]",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but what fails.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what every process of the runtime reports.")
+@click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
+def run(
+    is_local: bool,
+    config_path: Path | None,
+    quiet: bool,
+    verbose: bool,
+    program: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Run PROGRAM with the devices of a runtime that is started for it.
+
+    PROGRAM is an ordinary JAX program; its input, output, signals and exit code are its own. Exit codes besides its
+    own: 2 wrong use, 125 the runtime did not start, 126 PROGRAM cannot be executed, 127 PROGRAM not found, 128+n
+    killed by signal n.
+
+    Settings are taken from options, else from the environment, else from the file of --config.
+
+    \b
+    Example:
+      slurm-pathways run --local --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- python train.py --epochs 3
+    """
+    if not is_local:
+        raise click.UsageError(_only_local(dict(os.environ)))
+    if quiet and verbose:
+        raise click.UsageError("-q and -v exclude each other")
+    try:
+        spec = resolve(options, os.environ, config_path)
+        sys.exit(run_local(spec, program, os.environ, -1 if quiet else int(verbose)))
+    except ConfigurationError as failure:
+        raise click.UsageError(str(failure)) from failure
+
+
+def _only_local(environ: dict[str, str]) -> str:
+    where = f"inside Slurm job {environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in environ else "outside a Slurm job"
+    return (
+        f"this version starts runtimes on one machine only, and you are {where}: add --local (the hosts are then "
+        "processes on this machine)"
+    )
+
+
+@main.command(context_settings=_CONTEXT)
+@click.option("--json", "is_json", is_flag=True, help="Print the report as JSON; docs/status.md has its schema.")
+@click.option(
+    "--run",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run folder. Default: that of the run we are in, else of the only one that runs.",
+)
+def status(is_json: bool, run_dir: Path | None) -> None:
+    """Say what a running runtime is doing: devices, workers, sessions, transfers, and what waits for what."""
+    try:
+        report = runtime_status.fetch(run_dir, os.environ)
+    except runtime_status.StatusUnavailable as failure:
+        raise click.ClickException(str(failure)) from failure
+    click.echo(runtime_status.as_json(report) if is_json else runtime_status.as_text(report))
+
+
+@main.command(context_settings=_CONTEXT)
+@click.option("--json", "is_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(is_json: bool) -> None:
+    """Check this machine: what would keep a run from going well, and how to get it right.
+
+    Exit code 1 if something would keep it from starting.
+    """
+    findings = checks.examine(os.environ)
+    click.echo(checks.as_json(findings) if is_json else checks.as_text(findings))
+    sys.exit(1 if any(finding.level is checks.Level.ERROR for finding in findings) else 0)

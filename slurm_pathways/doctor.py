@@ -1,0 +1,192 @@
+"""``slurm-pathways doctor``: what on this machine would keep a run from going well, and how to get it right."""
+
+import enum
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from slurm_pathways.config import ConfigurationError, RuntimeSpec
+from slurm_pathways.launch.client_environment import check_client_environment
+from slurm_pathways.launch.preflight import (
+    SHARED_MEMORY,
+    open_files_limit,
+    open_files_needed,
+    shared_memory_free_bytes,
+)
+from slurm_pathways.launch.run_folder import make_private, runs_root
+
+SCHEMA_VERSION = 1
+
+#: The oldest that works: earlier clients speak the IFRT proxy protocol in ways that were not looked at.
+OLDEST_JAX = (0, 10, 1)
+#: The versions that the test-suite has been run with.
+TESTED_JAX = ("0.10.2",)
+TESTED_PYTHON = ((3, 11),)
+
+#: Below this, tensors of ordinary models do not fit between the hosts of one machine.
+_COMFORTABLE_SHARED_MEMORY_BYTES = 1 << 30
+#: What a run of eight hosts needs.
+_COMFORTABLE_SPEC = RuntimeSpec(num_slices=8)
+
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
+_OPTIONAL_PACKAGES = {
+    "flax": "for the examples",
+    "optax": "for the examples",
+    "scikit-learn": "for the examples",
+    "pathwaysutils": "works with a run, is not needed for one",
+}
+
+
+class Level(enum.Enum):
+    """How a finding bears on runs."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. ``remedy`` says how to get it right; empty when it is."""
+
+    subject: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Look at everything; changes nothing but for making the folder of runs."""
+    return [
+        check_python(sys.version_info[:3]),
+        *(check_jax(name, _version(name)) for name in ("jax", "jaxlib")),
+        check_shared_memory(shared_memory_free_bytes()),
+        check_open_files(open_files_limit()),
+        _check_runs_root(environ),
+        *check_environment(environ),
+        *(_check_optional(name, purpose) for name, purpose in _OPTIONAL_PACKAGES.items()),
+    ]
+
+
+def check_python(version: Sequence[int]) -> Finding:
+    """Python's version, as in ``sys.version_info``."""
+    text = ".".join(map(str, version))
+    if tuple(version[:2]) in TESTED_PYTHON:
+        return Finding("python", Level.OK, f"{text} ({platform.machine()})")
+    tested = ", ".join(".".join(map(str, tested)) for tested in TESTED_PYTHON)
+    return Finding("python", Level.WARNING, f"{text}, not tested (tested: {tested})", "nothing, if it works for you")
+
+
+def check_jax(name: str, version: str | None) -> Finding:
+    """The version of jax or jaxlib; None when it is not installed."""
+    oldest = ".".join(map(str, OLDEST_JAX))
+    if version is None:
+        return Finding(name, Level.ERROR, "not installed", f"pip install 'jax>={oldest}'")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
+    if numbers < OLDEST_JAX:
+        return Finding(name, Level.ERROR, f"{version} is too old", f"pip install --upgrade 'jax>={oldest}'")
+    if version not in TESTED_JAX:
+        tested = ", ".join(TESTED_JAX)
+        return Finding(
+            name,
+            Level.WARNING,
+            f"{version}, not tested (tested: {tested})",
+            f"if it misbehaves: pip install jax=={TESTED_JAX[-1]}",
+        )
+    return Finding(name, Level.OK, f"{version}, tested")
+
+
+def check_shared_memory(free_bytes: int | None) -> Finding:
+    """What is free in /dev/shm."""
+    if free_bytes is None:
+        return Finding(
+            "shared memory", Level.ERROR, f"{SHARED_MEMORY} is missing", "mount it, or run with --force-sockets"
+        )
+    found = f"{free_bytes >> 20} MiB free in {SHARED_MEMORY}"
+    if free_bytes < _COMFORTABLE_SHARED_MEMORY_BYTES:
+        return Finding(
+            "shared memory",
+            Level.WARNING,
+            f"{found}; large tensors will not fit",
+            "docker run --shm-size=8g, or mount -o remount,size=50% /dev/shm, or run with --force-sockets",
+        )
+    return Finding("shared memory", Level.OK, found)
+
+
+def check_open_files(limit: int | None) -> Finding:
+    """The hard limit of open files."""
+    needed = open_files_needed(_COMFORTABLE_SPEC)
+    if limit is not None and limit < needed:
+        return Finding(
+            "open files",
+            Level.WARNING,
+            f"at most {limit}; {_COMFORTABLE_SPEC.num_hosts} hosts need {needed}",
+            "raise it with ulimit -Hn, or in /etc/security/limits.conf",
+        )
+    return Finding("open files", Level.OK, "no limit" if limit is None else f"at most {limit}")
+
+
+def _check_runs_root(environ: Mapping[str, str]) -> Finding:
+    root = runs_root(environ)
+    try:
+        make_private(root)
+    except ConfigurationError as failure:
+        return Finding("folder of runs", Level.ERROR, str(failure), "set SLURM_PATHWAYS_RUNS to a short path of yours")
+    return Finding("folder of runs", Level.OK, str(root))
+
+
+def check_environment(environ: Mapping[str, str]) -> list[Finding]:
+    """Variables that would stop a run, or disturb it."""
+    findings = []
+    try:
+        check_client_environment(environ)
+    except ConfigurationError as failure:
+        findings.append(Finding("JAX's variables", Level.ERROR, str(failure), "unset it"))
+    else:
+        findings.append(Finding("JAX's variables", Level.OK, "nothing that contradicts a run"))
+    proxies = [name for name in _PROXY_VARIABLES if environ.get(name)]
+    if proxies:
+        findings.append(
+            Finding("network proxies", Level.OK, f"{', '.join(proxies)} set; a run uses Unix sockets, which go by none")
+        )
+    else:
+        findings.append(Finding("network proxies", Level.OK, "none set"))
+    return findings
+
+
+def _check_optional(name: str, purpose: str) -> Finding:
+    version = _version(name)
+    found = f"not installed ({purpose}: pip install {name})" if version is None else f"{version} ({purpose})"
+    return Finding(name, Level.OK, found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """``{"schema_version", "is_ok", "findings": [{"subject", "level", "found", "remedy"}]}``."""
+    return json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "is_ok": all(finding.level is not Level.ERROR for finding in findings),
+            "findings": [{**asdict(finding), "level": finding.level.value} for finding in findings],
+        },
+        indent=2,
+    )
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """One line per finding, remedies below."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level.value:<8} {finding.subject}: {finding.found}")
+        if finding.remedy:
+            lines.append(f"{'':<8}   -> {finding.remedy}")
+    return "\n".join(lines)

@@ -1,0 +1,385 @@
+"""A runtime on this machine: controller, one worker per host, one proxy per client, as child processes.
+
+    with LocalRuntime(RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2)) as runtime:
+        subprocess.run([sys.executable, "train.py"], env=runtime.environment(), check=True)
+
+All processes are started at once; those that need one another try to connect until it is there.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pathways_runtime.transport.lifeline import Child, spawn
+
+from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch import caretaker
+from slurm_pathways.launch.client_environment import client_environment, component_environment
+from slurm_pathways.launch.components import (
+    ComponentEnded,
+    ComponentEvent,
+    Components,
+    RuntimeEvent,
+    describe_end,
+    no_signals_blocked,
+    quote_log,
+)
+from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
+
+#: From the controller, once every host is bound and every slice's world is formed.
+READY_EVENT = "ready"
+#: From the controller, when an executor is there and bound to a host; ``name`` is the host's.
+HOST_READY_EVENT = "host_ready"
+#: From controller and proxy, once they accept connections.
+LISTENING_EVENT = "listening"
+
+#: From a supervisor, when its executor ended unasked; ``returncode`` is negative for a signal.
+EXECUTOR_EXITED_EVENT = "executor_exited"
+
+#: What ends in good order takes milliseconds; a stuck process is not waited for longer.
+CLOSE_GRACE_S = 5.0
+
+CONTROLLER = "controller"
+
+#: When many are missing, they are missing for one reason.
+_LOGS_SHOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The Python modules that are the runtime's processes (``python -m``)."""
+
+    controller: str = "pathways_runtime.controller"
+    worker: str = "pathways_runtime.worker"
+    proxy: str = "pathways_runtime.proxy"
+
+
+REAL_MODULES = Modules()
+
+
+class StartupFailed(Exception):
+    """The runtime did not come up. The message names who failed or is missing, and shows the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A place for one client: a proxy of its own.
+
+    Attributes:
+        proxy: the proxy's name among the components.
+        address: where it listens for the IFRT proxy protocol.
+    """
+
+    proxy: str
+    address: str
+
+
+class LocalRuntime:
+    """Starts a runtime on entering and ends it on leaving; nothing of it is left then, whatever happened in between.
+
+    When the runtime itself failed, its logs stay (``kept_logs``).
+
+    Args:
+        on_event: is told what components say and when they end, on a thread of its own; must not block.
+        environ: what components and clients inherit; default: this process's environment.
+        modules: other processes than the real ones, for tests of the launching.
+    """
+
+    def __init__(
+        self,
+        spec: RuntimeSpec,
+        *,
+        on_event: Callable[[RuntimeEvent], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        modules: Modules = REAL_MODULES,
+    ) -> None:
+        self.spec = spec
+        self._modules = modules
+        self._environ = dict(os.environ if environ is None else environ)
+        self._tell = on_event
+        self._changed = threading.Condition()
+        self._is_ready = False
+        self._listening: set[str] = set()
+        #: The first that ended unasked.
+        self._failure: ComponentEnded | None = None
+        #: Seconds from the start by the name of each host that is ready.
+        self._hosts_ready: dict[str, float] = {}
+        self._has_trouble = False
+        self._clients: list[Client] = []
+        self._folder: RunFolder | None = None
+        self._components: Components | None = None
+        self._caretaker: Child | None = None
+        self._started: list[Child] = []
+        self._record: RunRecord | None = None
+        self._started_s = 0.0
+        self._deadline_s = 0.0
+        self.kept_logs: Path | None = None
+
+    def __enter__(self) -> "LocalRuntime":
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.close(keep_logs=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What a user of the runtime asks
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder; only between ``start`` and ``close``."""
+        assert self._folder is not None, "the runtime has not been started"
+        return self._folder
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder's path."""
+        return self.folder.path
+
+    @property
+    def controller_address(self) -> str:
+        """Where the controller listens."""
+        return self.folder.address(CONTROLLER)
+
+    @property
+    def failure(self) -> ComponentEnded | None:
+        """The component that ended first without having been asked to."""
+        return self._failure
+
+    def pids(self) -> dict[str, int]:
+        """Pid by component: ``controller``, ``worker-N`` (its supervisor), ``proxy-N``."""
+        assert self._components is not None, "the runtime has not been started"
+        return self._components.running()
+
+    def environment(self, client: Client | None = None) -> dict[str, str]:
+        """The whole environment of a client process, by default of the first proxy's client."""
+        chosen = self._clients[0] if client is None else client
+        return client_environment(self._environ, chosen.address, self.run_dir)
+
+    # Start
+
+    def start(self) -> None:
+        """Start every process; returns at once. From the main thread (see ``Components.start``).
+
+        Raises:
+            ConfigurationError: the run folder cannot be used. OSError: a process cannot be started.
+        """
+        self._started_s = time.monotonic()
+        self._deadline_s = self._started_s + self.spec.startup_timeout_s
+        self._folder = folder = RunFolder.create(self._environ, self.spec.run_dir)
+        cache = self.spec.compile_cache_dir or folder.path / "compile-cache"
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            run_id=folder.run_id,
+            launcher=identify("launcher", os.getpid()),
+            started_at_unix_s=time.time(),
+            controller_address=self.controller_address,
+            components=(),
+        )
+        # Before anything starts, so that the caretaker finds it at any later moment.
+        folder.write(self._record)
+        self._start_caretaker()
+        self._components = Components(component_environment(self._environ), self._note)
+        spec = self.spec
+        self._start_component(
+            CONTROLLER,
+            self._modules.controller,
+            *("--listen", self.controller_address),
+            *("--num-slices", spec.num_slices),
+            *("--hosts-per-slice", spec.hosts_per_slice),
+            *("--devices-per-host", spec.devices_per_host),
+            *("--platform", spec.platform),
+            *("--spares", spec.num_spares),
+        )
+        for worker_id in range(spec.num_hosts):
+            self._start_component(
+                f"worker-{worker_id}",
+                self._modules.worker,
+                *("--controller", self.controller_address),
+                *("--worker-id", worker_id),
+                *("--name", f"host-{worker_id}"),
+                *("--devices-per-host", spec.devices_per_host),
+                *("--platform", spec.platform),
+                *("--compile-cache", cache),
+                *("--run-dir", folder.path),
+                *("--log-dir", folder.logs),
+                *(("--force-sockets",) if spec.force_sockets else ()),
+            )
+        self._start_proxy()
+        self._write_record()
+
+    def _start_caretaker(self) -> None:
+        script = Path(caretaker.__file__)
+        with no_signals_blocked():
+            self._caretaker = spawn(
+                [sys.executable, "-I", "-S", str(script), "--run-dir", str(self.run_dir)],
+                name="caretaker",
+                env={},
+                log_path=self.folder.log_of("caretaker"),
+            )
+
+    def _start_component(self, name: str, module: str, *arguments: object) -> None:
+        assert self._components is not None
+        # -P: a file of the user's folder that happens to be called like a module must not be imported.
+        argv = [sys.executable, "-P", "-m", module, *map(str, arguments)]
+        self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
+
+    def _start_proxy(self) -> Client:
+        number = len(self._clients)
+        client = Client(f"proxy-{number}", self.folder.address(f"proxy-{number}"))
+        self._clients.append(client)
+        self._start_component(
+            client.proxy,
+            self._modules.proxy,
+            *("--controller", self.controller_address),
+            *("--listen", client.address),
+            *("--links", self.folder.address(f"links-{number}")),
+        )
+        return client
+
+    def new_proxy(self) -> Client:
+        """Start a proxy for one more client, and wait until it listens.
+
+        Raises:
+            StartupFailed: it ended, or took longer than a start may take.
+        """
+        self._deadline_s = time.monotonic() + self.spec.startup_timeout_s
+        client = self._start_proxy()
+        self._write_record()
+        self.wait_ready()
+        return client
+
+    def close_proxy(self, client: Client) -> None:
+        """End a proxy, and with it the session of its client."""
+        assert self._components is not None
+        self._components.stop([client.proxy], CLOSE_GRACE_S)
+
+    def _write_record(self) -> None:
+        assert self._record is not None and self._components is not None
+        running = self._components.running()
+        self.record(components=tuple(identify(name, pid) for name, pid in running.items()))
+
+    def record(self, **changes: object) -> None:
+        """Change ``run.json``; the fields are those of ``RunRecord``."""
+        assert self._record is not None
+        fields = {name: getattr(self._record, name) for name in self._record.__struct_fields__}
+        self._record = RunRecord(**{**fields, **changes})
+        self.folder.write(self._record)
+
+    # While it runs
+
+    def _note(self, event: RuntimeEvent) -> None:
+        with self._changed:
+            match event:
+                case ComponentEvent(component, name) if name == LISTENING_EVENT:
+                    self._listening.add(component)
+                case ComponentEvent(component, name) if name == READY_EVENT and component == CONTROLLER:
+                    self._is_ready = True
+                case ComponentEvent(component, name, fields) if name == HOST_READY_EVENT and component == CONTROLLER:
+                    self._hosts_ready.setdefault(fields["name"], time.monotonic() - self._started_s)
+                case ComponentEvent() if self.trouble_in(event) is not None:
+                    self._has_trouble = True
+                case ComponentEnded(was_asked=False) if self._failure is None:
+                    self._failure = event
+                case _:
+                    pass
+            self._changed.notify_all()
+        if self._tell is not None:
+            self._tell(event)
+
+    def is_ready(self) -> bool:
+        """Whether all hosts are there and every proxy listens."""
+        return self._is_ready and all(client.proxy in self._listening for client in self._clients)
+
+    @property
+    def startup_deadline_s(self) -> float:
+        """When the start has failed, on ``time.monotonic``."""
+        return self._deadline_s
+
+    def hosts_ready(self) -> dict[str, float]:
+        """The hosts that are ready, by name, with the seconds that it took."""
+        with self._changed:
+            return dict(self._hosts_ready)
+
+    def has_failed(self) -> bool:
+        """Whether a component ended unasked, or reported that something broke: then the logs are worth keeping."""
+        return self._failure is not None or self._has_trouble
+
+    def trouble_in(self, event: ComponentEvent) -> str | None:
+        """What an event says to the user of something that broke and that the run survives; None if nothing."""
+        if event.name == EXECUTOR_EXITED_EVENT:
+            return f"the executor of {event.component} {describe_end(int(event.fields['returncode']))}"
+        return None
+
+    def wait_ready(self) -> None:
+        """Wait until ``is_ready``.
+
+        Raises:
+            StartupFailed: a component ended, or ``startup_timeout_s`` passed.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.is_ready() or self._failure is not None, max(0.0, self._deadline_s - time.monotonic())
+            )
+        self.check_startup()
+        if not self.is_ready():
+            raise StartupFailed(self.describe_missing())
+
+    def check_startup(self) -> None:
+        """Raise StartupFailed if a component has ended or the time for the start is over."""
+        if self._failure is not None:
+            raise StartupFailed("the runtime did not start: " + self.describe_failure())
+        if not self.is_ready() and time.monotonic() >= self._deadline_s:
+            raise StartupFailed(self.describe_missing())
+
+    def describe_failure(self) -> str:
+        """Who ended first, how, and the end of its log."""
+        assert self._failure is not None
+        name = self._failure.component
+        return f"{name} {describe_end(self._failure.returncode)}\n{quote_log(self.folder.log_of(name))}"
+
+    def describe_missing(self) -> str:
+        """Who is not there yet, with the ends of their logs."""
+        missing = [client.proxy for client in self._clients if client.proxy not in self._listening]
+        if CONTROLLER not in self._listening:
+            missing.insert(0, CONTROLLER)
+        hosts_ready = self.hosts_ready()
+        missing += [f"worker-{n}" for n in range(self.spec.num_hosts) if f"host-{n}" not in hosts_ready]
+        logs = "\n".join(quote_log(self.folder.log_of(name)) for name in missing[:_LOGS_SHOWN])
+        return (
+            f"the runtime did not start within {self.spec.startup_timeout_s:g} s; missing: {', '.join(missing)}\n{logs}"
+        )
+
+    # End
+
+    def close(self, *, keep_logs: bool = False) -> None:
+        """End every process and remove the folder. May be called twice.
+
+        Logs stay if asked for here or by ``spec.keep_logs``, or if a component had ended unasked.
+        """
+        if self._folder is None:
+            return
+        folder, self._folder = self._folder, None
+        if self._components is not None:
+            killed = self._components.close(CLOSE_GRACE_S)
+            keep_logs = keep_logs or bool(killed)
+        keep_logs = keep_logs or self.spec.keep_logs or self.has_failed()
+        folder.remove(keep_logs=keep_logs)
+        if keep_logs:
+            self.kept_logs = folder.logs
+        if self._caretaker is not None:
+            self._caretaker.release_lifeline()
+            self._caretaker.has_ended(CLOSE_GRACE_S)
+            self._caretaker.reap()

@@ -1,0 +1,76 @@
+"""Whether this machine can carry a run: checked before anything starts."""
+
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+from slurm_pathways.config import ConfigurationError, RuntimeSpec
+
+SHARED_MEMORY = Path("/dev/shm")
+
+#: Each host's processes hold sockets to all others, files and pipes.
+_OPEN_FILES_BASE = 256
+_OPEN_FILES_PER_HOST = 16
+#: What tensors that move between hosts of one machine need at the least.
+_SHARED_MEMORY_PER_HOST_BYTES = 4 << 20
+
+
+def open_files_needed(spec: RuntimeSpec) -> int:
+    """Descriptors that one process of the run may need."""
+    return _OPEN_FILES_BASE + _OPEN_FILES_PER_HOST * spec.num_hosts
+
+
+def open_files_limit() -> int | None:
+    """How many descriptors the run's processes may have (the hard limit; they raise their own); None for no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def shared_memory_free_bytes() -> int | None:
+    """What is free in /dev/shm; None where there is none."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def check_machine(spec: RuntimeSpec) -> None:
+    """Refuse a run that could not go well here.
+
+    Raises:
+        ConfigurationError: what is short, how much is needed, and how to get it.
+    """
+    limit, needed = open_files_limit(), open_files_needed(spec)
+    if limit is not None and limit < needed:
+        raise ConfigurationError(
+            f"{spec.num_hosts} hosts need {needed} open files per process, and the limit here is {limit}: raise it "
+            "with ulimit -Hn (or in /etc/security/limits.conf), or ask for fewer hosts"
+        )
+    if not spec.force_sockets:
+        free, needed = shared_memory_free_bytes(), _SHARED_MEMORY_PER_HOST_BYTES * spec.num_hosts
+        if free is None or free < needed:
+            has = "is missing" if free is None else f"has {free >> 20} MiB free"
+            raise ConfigurationError(
+                f"shared memory ({SHARED_MEMORY}) {has}, and {spec.num_hosts} hosts need {needed >> 20} MiB at the "
+                "least: enlarge it (docker run --shm-size=..., mount -o remount,size=...), or use --force-sockets"
+            )
+    if spec.compile_cache_dir is not None:
+        check_writable(spec.compile_cache_dir, "the compile cache")
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Make ``folder`` if it is missing, and write to it.
+
+    Raises:
+        ConfigurationError: either fails.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        raise ConfigurationError(
+            f"{what} {folder} cannot be written: {failure.strerror}; give a folder of yours"
+        ) from failure

@@ -1,0 +1,81 @@
+"""What a run says on stderr: one line per stage, in place on a terminal."""
+
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
+
+PREFIX = "slurm-pathways: "
+
+
+class Progress:
+    """Writes lines for people.
+
+    Args:
+        verbosity: below 0 nothing but failures, above 0 also every event of every component.
+        stream: stderr; updated in place only if it is a terminal and ``verbosity`` is 0.
+    """
+
+    def __init__(self, spec: RuntimeSpec, verbosity: int = 0, stream: TextIO | None = None) -> None:
+        self._spec = spec
+        self._verbosity = verbosity
+        self._stream = sys.stderr if stream is None else stream
+        self._is_in_place = verbosity == 0 and self._stream.isatty()
+        #: A line without its end is on the terminal.
+        self._is_open = False
+
+    def stage(self, text: str, *, is_done: bool = True) -> None:
+        """A stage, or with ``is_done=False`` how far one has come."""
+        if self._verbosity < 0:
+            return
+        if self._is_in_place:
+            self._stream.write(f"\r\x1b[K{PREFIX}{text}" + ("\n" if is_done else ""))
+            self._stream.flush()
+            self._is_open = not is_done
+        elif is_done:
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        """A line that is said whatever the verbosity: failures."""
+        if self._is_open:
+            self._stream.write("\n")
+            self._is_open = False
+        self._stream.write(f"{PREFIX}{text}\n")
+        self._stream.flush()
+
+    def starting(self) -> None:
+        """The first line."""
+        spec = self._spec
+        spares = f" + {_count(spec.num_spares, 'spare host')}" if spec.num_spares else ""
+        self.stage(
+            f"starting {_count(spec.num_slices, 'slice')} x {_count(spec.hosts_per_slice, 'host')} x "
+            f"{_count(spec.devices_per_host, f'{spec.platform} device')}{spares}",
+            is_done=False,
+        )
+
+    def hosts(self, ready: Mapping[str, float]) -> None:
+        """Which hosts are ready; by name, with the seconds since the start at which they were."""
+        names = ", ".join(f"{name} ({at_s:.1f} s)" for name, at_s in ready.items())
+        is_done = len(ready) >= self._spec.num_hosts
+        self.stage(f"hosts ready: {len(ready)} of {self._spec.num_hosts}: {names}", is_done=is_done)
+
+    def ready(self, elapsed_s: float, logs: str) -> None:
+        """The program starts now."""
+        self.stage(f"{_count(self._spec.num_devices, 'device')} ready in {elapsed_s:.1f} s; logs in {logs}")
+
+    def event(self, event: RuntimeEvent, elapsed_s: float) -> None:
+        """An event, for the verbose."""
+        if self._verbosity <= 0:
+            return
+        match event:
+            case ComponentEvent(component, name, fields):
+                details = " ".join(f"{key}={value}" for key, value in fields.items())
+                self.line(f"{elapsed_s:7.2f} s {component}: {name} {details}".rstrip())
+            case ComponentEnded(component, returncode):
+                self.line(f"{elapsed_s:7.2f} s {component}: {describe_end(returncode)}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,183 @@
+"""``slurm-pathways run``: a runtime for the life of one program.
+
+Everything that happens (signals, the program's end, what components say, their ends) arrives in one inbox and is
+handled by one loop, in the order of arrival.
+"""
+
+import queue
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.client_environment import check_client_environment
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
+from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed
+from slurm_pathways.launch.preflight import check_machine
+from slurm_pathways.launch.program import (
+    Program,
+    ProgramEnded,
+    ProgramNotStarted,
+    SignalReceived,
+    Signals,
+    find_program,
+)
+from slurm_pathways.launch.progress import Progress
+from slurm_pathways.launch.run_folder import identify
+
+#: The exit code when the runtime did not start: what `env`, `timeout` and `docker run` give for their own failures.
+RUN_FAILED = 125
+
+Event = RuntimeEvent | SignalReceived | ProgramEnded
+
+
+def run_local(
+    spec: RuntimeSpec,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    verbosity: int,
+    modules: Modules = REAL_MODULES,
+) -> int:
+    """Start a runtime, run the program ``argv`` against it, end the runtime.
+
+    To be called from the main thread.
+
+    Returns:
+        The program's exit code: 128+n after signal n, 127 when it cannot be found, 126 when it cannot be executed;
+        ``RUN_FAILED`` when the runtime did not start.
+
+    Raises:
+        ConfigurationError: what was asked for cannot be; nothing has been started.
+    """
+    check_client_environment(environ)
+    check_machine(spec)
+    progress = Progress(spec, verbosity)
+    try:
+        find_program(argv[0], environ)
+    except ProgramNotStarted as failure:
+        progress.line(str(failure))
+        return failure.exit_code
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with Signals(inbox.put):
+        runtime = LocalRuntime(spec, on_event=inbox.put, environ=environ, modules=modules)
+        return _Run(runtime, argv, progress, inbox).execute()
+
+
+class _Run:
+    def __init__(
+        self,
+        runtime: LocalRuntime,
+        argv: Sequence[str],
+        progress: Progress,
+        inbox: "queue.SimpleQueue[Event]",
+    ) -> None:
+        self._runtime = runtime
+        self._spec = runtime.spec
+        self._argv = argv
+        self._progress = progress
+        self._inbox = inbox
+        self._started_s = time.monotonic()
+
+    def execute(self) -> int:
+        is_interrupted = False
+        try:
+            self._progress.starting()
+            self._runtime.start()
+            interruption = self._start_up()
+            if interruption is not None:
+                is_interrupted = True
+                return 128 + interruption
+            program = Program(self._argv, self._runtime.environment(), self._inbox.put)
+            try:
+                self._runtime.record(program=identify("program", program.pid), program_argv=tuple(self._argv))
+                return self._supervise(program)
+            except BaseException:
+                program.signal(signal.SIGKILL)
+                raise
+            finally:
+                program.join()
+        except StartupFailed as failure:
+            self._progress.line(str(failure))
+            return RUN_FAILED
+        except ProgramNotStarted as failure:
+            self._progress.line(str(failure))
+            return failure.exit_code
+        finally:
+            self._runtime.close(keep_logs=self._runtime.has_failed() and not is_interrupted)
+            if self._runtime.kept_logs is not None:
+                self._progress.line(f"the logs are in {self._runtime.kept_logs}")
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _next(self, deadline_s: float | None) -> Event | None:
+        """The next event, or None at the deadline (on ``time.monotonic``)."""
+        try:
+            return self._inbox.get(timeout=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _start_up(self) -> int | None:
+        """Wait until the runtime is ready; returns the signal that came instead, if one did."""
+        runtime, num_ready = self._runtime, 0
+        while not runtime.is_ready():
+            runtime.check_startup()
+            match self._next(runtime.startup_deadline_s):
+                case SignalReceived(number):
+                    self._progress.line(f"interrupted by {signal.Signals(number).name}")
+                    return number
+                case ComponentEvent() | ComponentEnded() as event:
+                    self._progress.event(event, self._elapsed_s())
+                    hosts_ready = runtime.hosts_ready()
+                    if len(hosts_ready) > num_ready:
+                        num_ready = len(hosts_ready)
+                        self._progress.hosts(hosts_ready)
+                case _:
+                    pass
+        self._progress.ready(self._elapsed_s(), str(runtime.folder.logs))
+        return None
+
+    def _supervise(self, program: Program) -> int:
+        """Until the program has ended; returns its exit code."""
+        # When the next of these signals is due; set once the runtime can serve the program no more.
+        due: list[tuple[float, signal.Signals]] = []
+        while True:
+            match self._next(due[0][0] if due else None):
+                case ProgramEnded(exit_code):
+                    return exit_code
+                case SignalReceived(number, from_terminal):
+                    if not from_terminal:
+                        program.signal(number)
+                case ComponentEnded() as event:
+                    self._progress.event(event, self._elapsed_s())
+                    if not event.was_asked:
+                        self._say_lost(event)
+                        if _is_vital(event.component) and not due:
+                            term_s = time.monotonic() + self._spec.failure_grace_s
+                            due = [(term_s, signal.SIGTERM), (term_s + self._spec.kill_after_s, signal.SIGKILL)]
+                case ComponentEvent() as event:
+                    self._progress.event(event, self._elapsed_s())
+                    if (trouble := self._runtime.trouble_in(event)) is not None:
+                        self._progress.line(trouble)
+                case None:
+                    _, number = due.pop(0)
+                    self._progress.line(
+                        f"the program has not ended although its runtime is gone: sending it {number.name}"
+                    )
+                    program.signal(number)
+
+    def _say_lost(self, event: ComponentEnded) -> None:
+        log = self._runtime.folder.log_of(event.component)
+        if _is_vital(event.component):
+            consequence = (
+                f"; the program cannot use its devices any more, and is ended if it does not end by itself within "
+                f"{self._spec.failure_grace_s:g} s"
+            )
+        else:
+            consequence = f"; what was on the devices of host {event.component.partition('-')[2]} is lost"
+        self._progress.line(f"{event.component} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
+
+
+def _is_vital(component: str) -> bool:
+    """Whether the program can get nothing done without it; a lost host is for the program to see, and to survive."""
+    return component == CONTROLLER or component.startswith("proxy-")

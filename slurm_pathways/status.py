@@ -1,0 +1,130 @@
+"""``slurm-pathways status``: find a running runtime, ask its controller, and show the report."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pathways_runtime.transport.addresses import ConnectFailed, connect
+from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
+from pathways_runtime.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Hello,
+    Refused,
+    StatusReply,
+    StatusRequest,
+)
+
+from slurm_pathways.config import RUN_DIR_VARIABLE
+from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_root
+
+#: A controller answers from memory; proxies and executors that it asks first have the rest of the time.
+REPLY_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 2.0
+
+Report = dict[str, Any]
+
+
+class StatusUnavailable(Exception):
+    """There is no run to ask, or it does not answer; the message says what to do."""
+
+
+def find_run(run_dir: Path | None, environ: Mapping[str, str]) -> tuple[Path, RunRecord]:
+    """The run that the user means: the folder given, else the run we are in, else the only one that runs.
+
+    Raises:
+        StatusUnavailable: there is none, or there are several.
+    """
+    if run_dir is None and environ.get(RUN_DIR_VARIABLE):
+        run_dir = Path(environ[RUN_DIR_VARIABLE])
+    if run_dir is not None:
+        record = read_record(run_dir)
+        if record is None or not is_live(run_dir):
+            raise StatusUnavailable(f"{run_dir} is not the folder of a run that runs now")
+        return run_dir, record
+    root = runs_root(environ)
+    runs = live_runs(root)
+    if not runs:
+        raise StatusUnavailable(
+            f"no run of yours runs on this machine (looked in {root}); where it was started with --run-dir, give that "
+            "folder with --run"
+        )
+    if len(runs) > 1:
+        listed = "\n".join(f"  {path}  {' '.join(record.program_argv)}" for path, record in runs)
+        raise StatusUnavailable(f"several runs run on this machine; choose one with --run:\n{listed}")
+    return runs[0]
+
+
+def fetch(run_dir: Path | None, environ: Mapping[str, str]) -> Report:
+    """The report of the run that the user means (see ``find_run``); docs/status.md has its schema.
+
+    Raises:
+        StatusUnavailable: no run, or no answer in ``REPLY_TIMEOUT_S``.
+    """
+    path, record = find_run(run_dir, environ)
+    try:
+        with connect(record.controller_address, _CONNECT_TIMEOUT_S) as sock:
+            sock.settimeout(REPLY_TIMEOUT_S)
+            channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
+            channel.send(Hello("status", PROTOCOL_VERSION, os.getpid()))
+            channel.send(StatusRequest(1))
+            while True:
+                for frame in channel.receive():
+                    match frame.message:
+                        case StatusReply(_, report):
+                            return {**report, "run_dir": str(path)}
+                        case Refused(reason):
+                            raise StatusUnavailable(f"the controller of {path} refuses: {reason}")
+                        case other:
+                            raise StatusUnavailable(f"the controller of {path} answers with {type(other).__name__}")
+    except (ConnectFailed, ConnectionClosed, FrameError) as failure:
+        raise StatusUnavailable(
+            f"the controller of {path} does not answer: {failure}; its log is {path / 'logs' / 'controller.log'}"
+        ) from failure
+
+
+def as_json(report: Report) -> str:
+    """The report, to be read by programs."""
+    return json.dumps(report, indent=2)
+
+
+def as_text(report: Report) -> str:
+    """The report, to be read by people; sections that a report lacks are left out."""
+    parts = [f"run {report['run_dir']}"]
+    workers = report.get("workers", [])
+    if workers:
+        parts.append(_table("workers", workers, ("host", "slice_index", "state", "supervisor_pid", "executor_pid")))
+    devices = report.get("devices", [])
+    if devices:
+        parts.append(_table("devices", devices, ("id", "slice_index", "host", "state")))
+    sessions = report.get("sessions", [])
+    parts.append(_table("sessions", sessions, ("id", "arrays", "bytes")) if sessions else "no session is open")
+    moved = report.get("bytes_moved", {})
+    if moved:
+        parts.append("bytes moved\n" + "\n".join(f"  {name:<14} {number}" for name, number in moved.items()))
+    waiting = report.get("waiting", [])
+    parts.append("waiting\n" + "\n".join("  " + _fields(entry) for entry in waiting) if waiting else "nothing waits")
+    return "\n\n".join(parts)
+
+
+def _fields(entry: object) -> str:
+    if isinstance(entry, dict):
+        return "  ".join(f"{key}: {value}" for key, value in entry.items())
+    return str(entry)
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], first: Iterable[str]) -> str:
+    """Rows with their columns in the order ``first``, then whatever else they have."""
+    columns = list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
+    cells = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    lines = [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    ]
+    return "\n".join([title, *lines])
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)

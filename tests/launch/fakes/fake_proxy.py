@@ -1,0 +1,4 @@
+from fake_component import play
+
+if __name__ == "__main__":
+    play("proxy")
