@@ -76,7 +76,7 @@ REPLICATED = TileAssignment()
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """A device list with what each of its devices holds. Hashable; intern it with ``SessionCore.intern`` on hot paths.
+    """A device list with what each of its devices holds. Hashable; a session interns it.
 
     Attributes:
         devices: in IFRT order; shard *i* of an array lies on ``devices[i]``.

@@ -70,13 +70,14 @@ class SessionCore:
     Args:
         session: from Attached.
         topology: what the client sees; fixed.
-        losses: hosts behind which nothing stands when the session opens, and why.
+        losses: hosts behind which nothing stands when the session opens, and why if that is known.
     """
 
     def __init__(
-        self, session: SessionId, topology: Topology, losses: Mapping[HostIndex, Status] | None = None
+        self, session: SessionId, topology: Topology, losses: Mapping[HostIndex, Status | None] | None = None
     ) -> None:
-        self._state = SessionState(session, topology, losses or {})
+        known = {host: loss or _unbound(host) for host, loss in (losses or {}).items()}
+        self._state = SessionState(session, topology, known)
         self._story: collections.deque[events.Event] = collections.deque(maxlen=_STORY_LENGTH)
         self._is_disconnected = False
 
@@ -213,6 +214,10 @@ class SessionCore:
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         figures.check_invariants(self._state)
+
+
+def _unbound(host: HostIndex) -> Status:
+    return Status(Code.DATA_LOSS, f"no worker stands behind host {host}")
 
 
 def _result_handles(request: requests.Request) -> tuple[Handle, ...]:

@@ -119,15 +119,20 @@ class SessionState:
     def free(self, handles: Iterable[Handle]) -> None:
         """Make workers forget arrays, one Delete per set of hosts. The records stay, with nothing on workers."""
         records = self.arrays.records
-        groups: dict[tuple[HostIndex, ...], list[Handle]] = {}
+        # Host tuples are interned: by identity, as hashing one costs as much as it is long.
+        groups: dict[int, tuple[tuple[HostIndex, ...], list[Handle]]] = {}
         for handle in handles:
             record = records[handle]
             hosts = record.hosts
             if hosts:
-                groups.setdefault(hosts, []).append(handle)
+                group = groups.get(id(hosts))
+                if group is None:
+                    groups[id(hosts)] = (hosts, [handle])
+                else:
+                    group[1].append(handle)
                 record.leave_workers()
-        for hosts, group in groups.items():
-            self.submit_delete(tuple(group), hosts)
+        for hosts, freed in groups.values():
+            self.submit_delete(tuple(freed), hosts)
 
     def submit_delete(self, handles: tuple[Handle, ...], hosts: tuple[HostIndex, ...]) -> None:
         """Make ``hosts`` forget arrays."""

@@ -77,8 +77,10 @@ def submit_await(
 ) -> Wait:
     """Wait for live arrays that are not poisoned."""
     handles = tuple(pending)
-    groups = {record.hosts for record in pending.values()}
-    hosts = groups.pop() if len(groups) == 1 else tuple(sorted({host for group in groups for host in group}))
+    groups = {id(record.hosts): record.hosts for record in pending.values()}
+    hosts = next(iter(groups.values()))
+    if len(groups) > 1:
+        hosts = tuple(sorted({host for group in groups.values() for host in group}))
     wait_id = state.waits.mint()
     operation = Await(state.next_op(), wait_id, handles)
     wait = Wait(wait_id, operation.op_id, hosts, handles, request_id=request_id, status_handle=status_handle)
