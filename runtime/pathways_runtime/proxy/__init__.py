@@ -1,1 +1,1 @@
-"""The process beside the client: the server side of the IFRT proxy protocol and everything that belongs to a session."""
+"""The process beside the client: the server of the IFRT proxy protocol, and all that belongs to one session."""

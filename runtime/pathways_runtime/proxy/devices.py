@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from pathways_runtime.core.topology import Topology, VirtualDevice
+from pathways_runtime.core.topology import VirtualDevice
 from pathways_runtime.wire.ifrt import schema
 from pathways_runtime.wire.ifrt.values import Attribute, encode_attributes
 from pathways_runtime.wire.messages import Attached
@@ -22,8 +22,9 @@ CPU = "cpu"
 def init_response(attached: Attached) -> Any:
     """The InitResponse of a session.
 
-    Devices are ``0..N-1`` in the order of the topology. Beside accelerators stands one CPU device for each, ``N..2N-1``,
-    addressable but not primary: ``jax.devices()`` does not list it, colocated Python finds it by its ``colocation_id``.
+    Devices are ``0..N-1`` in the order of the topology. Beside accelerators stands one CPU device for each,
+    ``N..2N-1``, addressable but not primary: ``jax.devices()`` does not list it, colocated Python finds it by its
+    ``colocation_id``.
     """
     topology = attached.topology
     response = schema.InitResponse(

@@ -5,9 +5,10 @@ A front end moves bytes: it knows gRPC's methods and framing and nothing of what
 one event loop. ``frontend_grpc`` is the reference.
 
     GetVersion             answer = backend.get_version(request)
-    IfrtSession            session = backend.open_session(connection, metadata); session.request(message) for each message;
-                           session.disconnected() once, however the stream ends
-    HostBufferStore        upload = backend.open_upload(metadata); upload.write(message) for each message; upload.finish()
+    IfrtSession            session = backend.open_session(connection, metadata); session.request(message) for each
+                           message; session.disconnected() once, however the stream ends
+    HostBufferStore        upload = backend.open_upload(metadata); upload.write(message) for each message;
+                           answer = upload.finish()
     HostBufferLookup       messages of backend.lookup_host_buffer(request), each written to the stream
     HostBufferDelete       answer = backend.delete_host_buffer(request)
     HostBufferReadFromDisk UNIMPLEMENTED

@@ -1,6 +1,7 @@
 """Host buffers: bytes that the client stores before an array is made of them, or looks up after one was fetched."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,13 @@ class HostBufferStore:
 
 
 # Copying needs an element type of the right size; which one makes no difference to the bytes.
-_CARRIERS = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16")}
+_CARRIERS: dict[int, Any] = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
 
 
 def check_size(content: Buffer, dtype: DType, shape: Shape, byte_strides: tuple[int, ...] | None) -> None:
@@ -107,7 +114,7 @@ def read_part(
     box: Box | None,
     sent_shape: Shape,
 ) -> Buffer:
-    """The part ``box`` of an array that lies in ``content``, row-major and dense, with zeros behind it up to ``sent_shape``.
+    """The part ``box`` of an array in ``content``, row-major and dense, with zeros behind it up to ``sent_shape``.
 
     Copies nothing when the bytes lie as they should. ``content`` has passed ``check_size``.
     """
@@ -145,6 +152,6 @@ def lay_out(content: Buffer, dtype: DType, shape: Shape, byte_strides: tuple[int
     return _bytes_of(region)
 
 
-def _bytes_of(array: np.ndarray) -> memoryview:
+def _bytes_of(array: Any) -> memoryview:
     # Through uint8: not every element type can be had as a memoryview of bytes, nor can an empty array.
     return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")

@@ -19,8 +19,8 @@ Receiver = Callable[[HostIndex, ArraysReady | Fetched, bytearray], None]
 class LinkServer:
     """Links by session and host.
 
-    A link may come up before its session is known here, and what is sent may come before its link is up: both are kept. What
-    was meant for an executor that is gone is dropped with it (``forget_host``).
+    A link may come up before its session is known here, and what is sent may come before its link is up: both are kept.
+    What was meant for an executor that is gone is dropped with it (``forget_host``).
     """
 
     def __init__(self, address: str) -> None:
@@ -78,9 +78,7 @@ class LinkServer:
 
     def unsent_bytes(self, session: SessionId) -> int:
         """What is on its way to the executors of a session and not yet out of this process."""
-        return sum(
-            link.channel.unsent_bytes() for (owner, _), link in self._links.items() if owner == session
-        ) + sum(
+        return sum(link.channel.unsent_bytes() for (owner, _), link in self._links.items() if owner == session) + sum(
             len(payload) for (owner, _), sends in self._waiting.items() if owner == session for _, payload in sends
         )
 

@@ -29,7 +29,9 @@ def negotiate(client_oldest: Versions, client_newest: Versions) -> Versions:
         min(client_newest.serdes, NEWEST.serdes),
     )
     if chosen.protocol < max(client_oldest.protocol, OLDEST.protocol):
-        raise _mismatch("IFRT proxy protocol", client_oldest.protocol, client_newest.protocol, OLDEST.protocol, NEWEST.protocol)
+        raise _mismatch(
+            "IFRT proxy protocol", client_oldest.protocol, client_newest.protocol, OLDEST.protocol, NEWEST.protocol
+        )
     if chosen.serdes < max(client_oldest.serdes, OLDEST.serdes):
         raise _mismatch("IFRT SerDes", client_oldest.serdes, client_newest.serdes, OLDEST.serdes, NEWEST.serdes)
     return chosen
@@ -38,6 +40,6 @@ def negotiate(client_oldest: Versions, client_newest: Versions) -> Versions:
 def _mismatch(name: str, client_oldest: int, client_newest: int, oldest: int, newest: int) -> Exception:
     return error(
         Code.FAILED_PRECONDITION,
-        f"{name}: the client's jaxlib speaks versions {client_oldest} to {client_newest}, this proxy {oldest} to {newest}; "
-        "use a jax that `slurm-pathways doctor` lists as supported",
+        f"{name}: the client's jaxlib speaks versions {client_oldest} to {client_newest}, this proxy {oldest} to "
+        f"{newest}; use a jax that `slurm-pathways doctor` lists as supported",
     )

@@ -23,8 +23,8 @@ def decode_compile(proto: Any) -> Compile:
     """The request that a CompileRequest states.
 
     Raises:
-        StatusError: UNIMPLEMENTED for programs that are not XLA's and for host callbacks; INVALID_ARGUMENT if no devices are
-            assigned.
+        StatusError: UNIMPLEMENTED for programs that are not XLA's and for host callbacks; INVALID_ARGUMENT if no
+            devices are assigned.
     """
     if proto.program.type_name != XLA_PROGRAM:
         raise error(Code.UNIMPLEMENTED, f"programs of type {proto.program.type_name} are not supported")
@@ -42,7 +42,7 @@ def decode_compile(proto: Any) -> Compile:
 
 
 def assigned_devices(options: Any) -> tuple[DeviceId, ...]:
-    """The device assignment of an ``xla.CompileOptionsProto`` in IFRT's order: replica by replica, each with all partitions.
+    """The device assignment of an ``xla.CompileOptionsProto`` in IFRT's order: by replica, then by partition.
 
     Raises:
         StatusError: INVALID_ARGUMENT if there is none, or it contradicts itself.

@@ -26,22 +26,22 @@ def decode_request(kind: str, proto: Any) -> core.Request:
     return decoder(proto)
 
 
-def client_handles(kind: str, proto: Any) -> tuple[Handle, ...]:
+def result_handles(kind: str, proto: Any) -> tuple[Handle, ...]:
     """The array handles that the client has minted for the results of a request, which carry its error if it fails."""
-    names = _RESULT_FIELDS.get(kind)
-    if names is None:
+    name = _RESULT_FIELDS.get(kind)
+    if name is None:
         return ()
-    value = getattr(proto, names)
+    value = getattr(proto, name)
     handles = (value,) if isinstance(value, int) else tuple(value)
     return tuple(Handle(handle) for handle in handles if handle)
 
 
-def host_buffer_handles(request: core.Request) -> tuple[Handle, ...]:
-    """The host buffers whose bytes a request needs, each once; they may arrive after it."""
-    if isinstance(request, core.MakeArrayFromHostBuffer):
-        return (request.host_buffer_handle,)
-    if isinstance(request, core.MakeArraysFromHostBufferShards):
-        return tuple(dict.fromkeys(b.host_buffer_handle for spec in request.specs for b in spec.host_buffers))
+def sent_host_buffers(kind: str, proto: Any) -> tuple[Handle, ...]:
+    """The host buffers that come with a request, whether it decodes or not; their bytes may arrive after it."""
+    if kind == "make_array_from_host_buffer_request":
+        return (Handle(proto.host_buffer_handle),)
+    if kind == "make_arrays_from_host_buffer_shards_request":
+        return tuple(Handle(buffer.host_buffer_handle) for spec in proto.specs for buffer in spec.host_buffers)
     return ()
 
 
