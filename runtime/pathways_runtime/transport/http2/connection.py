@@ -245,7 +245,7 @@ class ServerConnection:
         return tuple(self._streams)
 
     def take_output(self, limit_bytes: int) -> list[Buffer]:
-        """What to write next, in order; empty: nothing may go. Much more than ``limit_bytes`` only if it is control frames."""
+        """What to write next, in order: control frames, answers up to about ``limit_bytes``; empty: nothing may go."""
         closed: list[Stream] = []
         output = self._sender.take(limit_bytes, closed)
         for stream in closed:
@@ -433,7 +433,7 @@ class ServerConnection:
             stream.reader.feed(piece, messages)
         except CallFault as fault:
             self._give_out(stream, messages)
-            self._refuse(stream, fault)
+            self._spoil(stream, fault)
             return
         self._give_out(stream, messages)
 
@@ -483,7 +483,7 @@ class ServerConnection:
     def _end_request(self, stream: Stream) -> None:
         if not stream.reader.is_at_boundary and not stream.reader.is_discarding:
             stream.is_ended_by_client = True
-            self._refuse(stream, CallFault(GrpcCode.INTERNAL, "the request ended within a message"))
+            self._spoil(stream, CallFault(GrpcCode.INTERNAL, "the request ended within a message"))
             return
         stream.is_ended_by_client = True
         if not stream.reader.is_discarding:
@@ -571,11 +571,8 @@ class ServerConnection:
             request = self._header_decoder.parsed(block)
         except MalformedRequest as failure:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(failure)) from failure
-        except NotGrpc as failure:
+        except (NotGrpc, CallFault) as failure:
             self._refuse(self._open(stream_id, ends_stream), failure)
-            return
-        except CallFault as fault:
-            self._refuse(self._open(stream_id, ends_stream), fault)
             return
         if self._refuses_streams or len(self._streams) >= self._limits.max_streams:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "no more streams")
@@ -592,9 +589,13 @@ class ServerConnection:
         self._streams[stream_id] = stream
         return stream
 
+    def _spoil(self, stream: Stream, fault: CallFault) -> None:
+        """A call that has begun cannot go on."""
+        self._events.append(StreamCancelled(stream.id, str(fault)))
+        self._refuse(stream, fault)
+
     def _refuse(self, stream: Stream, failure: CallFault | NotGrpc) -> None:
         """End, at once, a call that its client has spoilt."""
-        self._events.append(StreamCancelled(stream.id, str(failure)))
         is_only = not stream.has_answered or stream.opening_block is not None
         if isinstance(failure, NotGrpc):
             block = grpc_messages.http_error_block(failure.http_status, str(failure))

@@ -1,7 +1,7 @@
 """What has happened on a connection, as ``ServerConnection.advance`` tells it.
 
 Per stream: RequestReceived, then any number of MessagesReceived, then RequestEnded; StreamCancelled may come at any
-point, also without a RequestReceived, and ends it. What comes of one stream keeps its order; messages of one read come
+point after the first, and ends it. What comes of one stream keeps its order; messages of one read come
 as one event, which stands where the first of them stood among the events of other streams.
 """
 

@@ -58,14 +58,14 @@ class Call:
         self.handler: CallHandler | None = None
 
     def send(self, messages: Iterable[Buffer], metadata: Metadata = ()) -> None:
-        """Answer with messages, in order; they must not change afterwards. ``metadata`` goes with the first only."""
+        """Answer with messages, in order; they must not change later. ``metadata`` goes only with the first."""
         self._protocol.connection.send_messages(self._stream_id, messages, metadata)
         self._protocol.schedule_flush()
 
     def send_all(self, messages: Iterator[Buffer]) -> None:
         """Answer with messages that are asked for one by one as the client takes them; then finish with OK.
 
-        An exception from the iterator ends the call with status INTERNAL. When the call is over the iterator is dropped.
+        An exception from the iterator ends the call with status INTERNAL. It is dropped when the call is over.
         """
         self._protocol.producers[self._stream_id] = (self, messages)
         self._protocol.schedule_flush()
