@@ -150,8 +150,8 @@ class ProxyBackend:
             self._controller.send(messages.Detach(message.session))
             return
         self._sessions[message.session] = session
-        self._observe("attached", session)
         session.attached(message)
+        self._observe("attached", session)
 
     def _over(self, session: SessionServer) -> None:
         if session.session_id is not None and self._sessions.pop(session.session_id, None) is not None:
