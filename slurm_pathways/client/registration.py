@@ -1,0 +1,50 @@
+"""Makes JAX's ``proxy`` backend ours: called once per program, before any backend exists."""
+
+import logging
+import os
+from typing import Any
+
+import jax
+
+from slurm_pathways.client import jax_adapter
+from slurm_pathways.client.connection import allow_plaintext, explain_failure, read_settings
+from slurm_pathways.client.resharding import Resharder
+
+_logger = logging.getLogger(__name__)
+
+#: JAX sets this to "1" (warnings) itself when the user has not set it.
+_CPP_LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def register(backend_name: str) -> None:
+    """Register the backend and take the array moves over. Again does nothing new."""
+    # Here and not in the factory: pathwaysutils may put its own factory in the place of ours.
+    allow_plaintext(os.environ)
+    if os.environ.get(_CPP_LOG_LEVEL_VARIABLE) == "1":
+        jax_adapter.hide_cpp_warnings()
+    jax_adapter.use_no_client_compile_cache()
+    jax_adapter.register_backend(backend_name, make_client)
+    try:
+        internals = jax_adapter.load()
+    except jax_adapter.PrivateNamesChangedError as error:
+        _logger.warning(
+            "jax %s is not one that this version of Slurm Pathways knows (%s): jax.device_put from one sharding to "
+            "another goes through the memory of the program instead of from worker to worker",
+            jax.__version__,
+            error,
+        )
+        return
+    Resharder(internals).install()
+
+
+def make_client() -> Any:
+    """Connect to the runtime that the environment names.
+
+    Raises:
+        RuntimeError: not within the deadline; says where it looked and what to look at.
+    """
+    settings = read_settings(jax_adapter.backend_target(), os.environ)
+    try:
+        return jax_adapter.connect(settings.target, settings.timeout_s)
+    except jax.errors.JaxRuntimeError as error:
+        raise RuntimeError(explain_failure(settings, str(error))) from error
