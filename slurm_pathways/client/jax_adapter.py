@@ -98,7 +98,7 @@ def is_proxy(client: Any) -> bool:
 def connect(target: str, timeout_s: int) -> Any:
     """A client of the runtime at ``target``.
 
-    No callback of ours is set in the options: jaxlib calls them from its own threads, also while Python shuts down, which
+    No callback of ours is set in the options: jaxlib calls them from its own threads, also while Python ends, which
     aborts the process.
 
     Raises:
