@@ -3,18 +3,20 @@
 import enum
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import psutil
+
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.preflight import (
-    SHARED_MEMORY,
     open_files_limit,
     open_files_needed,
-    shared_memory_free_bytes,
+    shares_memory,
 )
 from slurm_pathways.launch.run_folder import make_private, runs_root
 
@@ -26,8 +28,8 @@ OLDEST_JAX = (0, 10, 1)
 TESTED_JAX = ("0.10.2",)
 TESTED_PYTHON = ((3, 11),)
 
-#: Below this, tensors of ordinary models do not fit between the hosts of one machine.
-_COMFORTABLE_SHARED_MEMORY_BYTES = 1 << 30
+#: Below this, the processes of a small run alone fill the memory.
+_COMFORTABLE_MEMORY_BYTES = 4 << 30
 #: What a run of eight hosts needs.
 _COMFORTABLE_SPEC = RuntimeSpec(num_slices=8)
 
@@ -63,7 +65,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
     return [
         check_python(sys.version_info[:3]),
         *(check_jax(name, _version(name)) for name in ("jax", "jaxlib")),
-        check_shared_memory(shared_memory_free_bytes()),
+        check_shared_memory(shares_memory(), psutil.virtual_memory().available, _named_shared_memory_bytes()),
         check_open_files(open_files_limit()),
         _check_runs_root(environ),
         *check_environment(environ),
@@ -99,20 +101,27 @@ def check_jax(name: str, version: str | None) -> Finding:
     return Finding(name, Level.OK, f"{version}, tested")
 
 
-def check_shared_memory(free_bytes: int | None) -> Finding:
-    """What is free in /dev/shm."""
-    if free_bytes is None:
-        return Finding(
-            "shared memory", Level.ERROR, f"{SHARED_MEMORY} is missing", "mount it, or run with --force-sockets"
-        )
-    found = f"{free_bytes >> 20} MiB free in {SHARED_MEMORY}"
-    if free_bytes < _COMFORTABLE_SHARED_MEMORY_BYTES:
-        return Finding(
-            "shared memory",
-            Level.WARNING,
-            f"{found}; large tensors will not fit",
-            "docker run --shm-size=8g, or mount -o remount,size=50% /dev/shm, or run with --force-sockets",
-        )
+def _named_shared_memory_bytes() -> int:
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize
+
+
+def check_shared_memory(is_shared: bool, available_bytes: int, named_bytes: int) -> Finding:
+    """Memory that hosts on one machine pass tensors in.
+
+    Args:
+        is_shared: whether the system gives memory to share.
+        available_bytes: of the machine's memory.
+        named_bytes: free in /dev/shm. The runtime's memory has no names there; other libraries' may.
+    """
+    if not is_shared:
+        return Finding("shared memory", Level.ERROR, "memfd_create fails", "run with --force-sockets")
+    found = f"{available_bytes >> 20} MiB of memory available ({named_bytes >> 20} MiB in /dev/shm, not used by runs)"
+    if available_bytes < _COMFORTABLE_MEMORY_BYTES:
+        return Finding("shared memory", Level.WARNING, found, "ask for few hosts, or end what fills the memory")
     return Finding("shared memory", Level.OK, found)
 
 

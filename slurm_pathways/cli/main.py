@@ -12,10 +12,9 @@ from typing import Any
 import click
 
 import slurm_pathways
-from slurm_pathways import doctor as checks
-from slurm_pathways import status as runtime_status
 from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, resolve
-from slurm_pathways.launch.run import run_local
+
+# What only one command needs is imported in that command: each millisecond here is one of every start.
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -82,6 +81,8 @@ def run(
         raise click.UsageError(_only_local(dict(os.environ)))
     if quiet and verbose:
         raise click.UsageError("-q and -v exclude each other")
+    from slurm_pathways.launch.run import run_local
+
     try:
         spec = resolve(options, os.environ, config_path)
         sys.exit(run_local(spec, program, os.environ, -1 if quiet else int(verbose)))
@@ -108,6 +109,8 @@ def _only_local(environ: dict[str, str]) -> str:
 )
 def status(is_json: bool, run_dir: Path | None) -> None:
     """Say what a running runtime is doing: devices, workers, sessions, transfers, and what waits for what."""
+    from slurm_pathways import status as runtime_status
+
     try:
         report = runtime_status.fetch(run_dir, os.environ)
     except runtime_status.StatusUnavailable as failure:
@@ -122,6 +125,8 @@ def doctor(is_json: bool) -> None:
 
     Exit code 1 if something would keep it from starting.
     """
+    from slurm_pathways import doctor as checks
+
     findings = checks.examine(os.environ)
     click.echo(checks.as_json(findings) if is_json else checks.as_text(findings))
     sys.exit(1 if any(finding.level is checks.Level.ERROR for finding in findings) else 0)

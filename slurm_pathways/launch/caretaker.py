@@ -2,7 +2,8 @@
 
 It waits for the end of its lifeline. When the launcher ended in good order there is no ``run.json`` by then, and
 nothing to do. Else it ends the program (SIGTERM, later SIGKILL) and the runtime's processes (which end by themselves,
-by their own lifelines; SIGKILL for those that do not) and removes the folder and the run's shared memory.
+by their own lifelines; SIGKILL for those that do not) and removes the folder. Shared memory has no names: it goes with
+the processes.
 
 Started by its path with ``python -I -S``: it imports nothing beyond the standard library, so that it costs little and
 is up before anything else.
@@ -19,7 +20,6 @@ import time
 from pathlib import Path
 
 RECORD_NAME = "run.json"
-SHARED_MEMORY = Path("/dev/shm")
 
 #: For components that see their lifeline end: they close sessions, and their children.
 COMPONENT_GRACE_S = 5.0
@@ -39,9 +39,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def remove_run(path: Path, *, keep_logs: bool, keep_folder: bool = False) -> None:
-    """Remove a run's folder and shared memory; with ``keep_logs`` all but the logs, with ``keep_folder`` all in it."""
-    for segment in SHARED_MEMORY.glob(f"{path.name}-*"):
-        segment.unlink(missing_ok=True)
+    """Remove a run's folder; with ``keep_logs`` all but the logs, with ``keep_folder`` all in it."""
     # First: without it, the folder is no run any more.
     (path / RECORD_NAME).unlink(missing_ok=True)
     if not path.is_dir():
@@ -98,6 +96,8 @@ def clear_up(path: Path) -> None:
     programs = [_Remembered(record["program"])] if record["program"] else []
     for program in programs:
         program.signal(signal.SIGTERM)
+        # A stopped one (Ctrl-Z) would not see it.
+        program.signal(signal.SIGCONT)
     _wait(components, COMPONENT_GRACE_S)
     for component in components:
         component.kill_group()

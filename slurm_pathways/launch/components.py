@@ -55,7 +55,11 @@ def describe_end(returncode: int) -> str:
     return f"was killed by {name}{hint}"
 
 
-def quote_log(path: Path, num_lines: int = 12) -> str:
+#: Of a log, under a message: enough for a Python traceback's end.
+LOG_LINES_SHOWN = 12
+
+
+def quote_log(path: Path, num_lines: int = LOG_LINES_SHOWN) -> str:
     """The end of a log, indented, to be put under a message; says so when it is empty."""
     tail = log_tail(path, num_lines=num_lines)
     if not tail.strip():

@@ -21,6 +21,7 @@ from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import (
+    LOG_LINES_SHOWN,
     ComponentEnded,
     ComponentEvent,
     Components,
@@ -33,13 +34,15 @@ from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecor
 
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
-#: From the controller, when an executor is there and bound to a host; ``name`` is the host's.
-HOST_READY_EVENT = "host_ready"
+#: From the controller, when a host's executor has registered; ``name`` is the host's.
+HOST_READY_EVENT = "executor"
+#: From the controller, when the runtime cannot become ready any more; ``reason`` says why.
+FAILED_EVENT = "failed"
 #: From controller and proxy, once they accept connections.
 LISTENING_EVENT = "listening"
 
-#: From a supervisor, when its executor ended unasked; ``returncode`` is negative for a signal.
-EXECUTOR_EXITED_EVENT = "executor_exited"
+#: From the controller, of what broke; ``reason`` says what and why, ``log_tail`` is the end of the log that shows it.
+TROUBLE_EVENTS = frozenset({"host_lost", "worker_lost", "coordination_lost"})
 
 #: What ends in good order takes milliseconds; a stuck process is not waited for longer.
 CLOSE_GRACE_S = 5.0
@@ -109,7 +112,12 @@ class LocalRuntime:
         self._failure: ComponentEnded | None = None
         #: Seconds from the start by the name of each host that is ready.
         self._hosts_ready: dict[str, float] = {}
-        self._has_trouble = False
+        #: What broke and was survived.
+        self._troubles: list[str] = []
+        #: Why the runtime cannot become ready.
+        self._startup_failure: str | None = None
+        #: From now on everybody ends, and some are lost to others: nothing of that is trouble.
+        self._is_closing = False
         self._clients: list[Client] = []
         self._folder: RunFolder | None = None
         self._components: Components | None = None
@@ -289,8 +297,10 @@ class LocalRuntime:
                     self._is_ready = True
                 case ComponentEvent(component, name, fields) if name == HOST_READY_EVENT and component == CONTROLLER:
                     self._hosts_ready.setdefault(fields["name"], time.monotonic() - self._started_s)
-                case ComponentEvent() if self.trouble_in(event) is not None:
-                    self._has_trouble = True
+                case ComponentEvent(component, name, fields) if name == FAILED_EVENT and component == CONTROLLER:
+                    self._startup_failure = str(fields["reason"])
+                case ComponentEvent() if not self._is_closing and (trouble := describe_trouble(event)) is not None:
+                    self._troubles.append(trouble)
                 case ComponentEnded(was_asked=False) if self._failure is None:
                     self._failure = event
                 case _:
@@ -315,13 +325,7 @@ class LocalRuntime:
 
     def has_failed(self) -> bool:
         """Whether a component ended unasked, or reported that something broke: then the logs are worth keeping."""
-        return self._failure is not None or self._has_trouble
-
-    def trouble_in(self, event: ComponentEvent) -> str | None:
-        """What an event says to the user of something that broke and that the run survives; None if nothing."""
-        if event.name == EXECUTOR_EXITED_EVENT:
-            return f"the executor of {event.component} {describe_end(int(event.fields['returncode']))}"
-        return None
+        return self._failure is not None or self._startup_failure is not None or bool(self._troubles)
 
     def wait_ready(self) -> None:
         """Wait until ``is_ready``.
@@ -331,16 +335,19 @@ class LocalRuntime:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.is_ready() or self._failure is not None, max(0.0, self._deadline_s - time.monotonic())
+                lambda: self.is_ready() or self._failure is not None or self._startup_failure is not None,
+                max(0.0, self._deadline_s - time.monotonic()),
             )
         self.check_startup()
         if not self.is_ready():
             raise StartupFailed(self.describe_missing())
 
     def check_startup(self) -> None:
-        """Raise StartupFailed if a component has ended or the time for the start is over."""
+        """Raise StartupFailed if a component has ended, the controller gave up, or the time for the start is over."""
         if self._failure is not None:
             raise StartupFailed("the runtime did not start: " + self.describe_failure())
+        if self._startup_failure is not None:
+            raise StartupFailed("\n".join([f"the runtime did not start: {self._startup_failure}", *self._troubles]))
         if not self.is_ready() and time.monotonic() >= self._deadline_s:
             raise StartupFailed(self.describe_missing())
 
@@ -372,6 +379,8 @@ class LocalRuntime:
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
+        with self._changed:
+            self._is_closing = True
         if self._components is not None:
             killed = self._components.close(CLOSE_GRACE_S)
             keep_logs = keep_logs or bool(killed)
@@ -383,3 +392,12 @@ class LocalRuntime:
             self._caretaker.release_lifeline()
             self._caretaker.has_ended(CLOSE_GRACE_S)
             self._caretaker.reap()
+
+
+def describe_trouble(event: ComponentEvent) -> str | None:
+    """What an event says to the user of something that broke and that a run may survive; None if nothing."""
+    if event.name not in TROUBLE_EVENTS:
+        return None
+    reason, log_tail = event.fields.get("reason", event.name), event.fields.get("log_tail", "")
+    lines = [f"    | {line}" for line in str(log_tail).splitlines()[-LOG_LINES_SHOWN:]]
+    return "\n".join([str(reason), *(["    last lines of its log:", *lines] if lines else [])])

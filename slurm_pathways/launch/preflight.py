@@ -7,13 +7,9 @@ from pathlib import Path
 
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 
-SHARED_MEMORY = Path("/dev/shm")
-
 #: Each host's processes hold sockets to all others, files and pipes.
 _OPEN_FILES_BASE = 256
 _OPEN_FILES_PER_HOST = 16
-#: What tensors that move between hosts of one machine need at the least.
-_SHARED_MEMORY_PER_HOST_BYTES = 4 << 20
 
 
 def open_files_needed(spec: RuntimeSpec) -> int:
@@ -27,13 +23,13 @@ def open_files_limit() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def shared_memory_free_bytes() -> int | None:
-    """What is free in /dev/shm; None where there is none."""
+def shares_memory() -> bool:
+    """Whether this system gives memory that processes can share without a name (memfd)."""
     try:
-        status = os.statvfs(SHARED_MEMORY)
+        os.close(os.memfd_create("probe", os.MFD_CLOEXEC))
     except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
+        return False
+    return True
 
 
 def check_machine(spec: RuntimeSpec) -> None:
@@ -48,14 +44,8 @@ def check_machine(spec: RuntimeSpec) -> None:
             f"{spec.num_hosts} hosts need {needed} open files per process, and the limit here is {limit}: raise it "
             "with ulimit -Hn (or in /etc/security/limits.conf), or ask for fewer hosts"
         )
-    if not spec.force_sockets:
-        free, needed = shared_memory_free_bytes(), _SHARED_MEMORY_PER_HOST_BYTES * spec.num_hosts
-        if free is None or free < needed:
-            has = "is missing" if free is None else f"has {free >> 20} MiB free"
-            raise ConfigurationError(
-                f"shared memory ({SHARED_MEMORY}) {has}, and {spec.num_hosts} hosts need {needed >> 20} MiB at the "
-                "least: enlarge it (docker run --shm-size=..., mount -o remount,size=...), or use --force-sockets"
-            )
+    if not spec.force_sockets and not shares_memory():
+        raise ConfigurationError("this system gives no memory to share (memfd_create fails): use --force-sockets")
     if spec.compile_cache_dir is not None:
         check_writable(spec.compile_cache_dir, "the compile cache")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
-from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed
+from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_trouble
 from slurm_pathways.launch.preflight import check_machine
 from slurm_pathways.launch.program import (
     Program,
@@ -139,7 +139,8 @@ class _Run:
 
     def _supervise(self, program: Program) -> int:
         """Until the program has ended; returns its exit code."""
-        # When the next of these signals is due; set once the runtime can serve the program no more.
+        is_served = True
+        # What the program is sent, and when, once the runtime can serve it no more.
         due: list[tuple[float, signal.Signals]] = []
         while True:
             match self._next(due[0][0] if due else None):
@@ -150,14 +151,16 @@ class _Run:
                         program.signal(number)
                 case ComponentEnded() as event:
                     self._progress.event(event, self._elapsed_s())
-                    if not event.was_asked:
+                    # Once a vital one is gone, others follow: that says nothing new.
+                    if not event.was_asked and is_served:
                         self._say_lost(event)
-                        if _is_vital(event.component) and not due:
+                        if _is_vital(event.component):
+                            is_served = False
                             term_s = time.monotonic() + self._spec.failure_grace_s
                             due = [(term_s, signal.SIGTERM), (term_s + self._spec.kill_after_s, signal.SIGKILL)]
                 case ComponentEvent() as event:
                     self._progress.event(event, self._elapsed_s())
-                    if (trouble := self._runtime.trouble_in(event)) is not None:
+                    if (trouble := describe_trouble(event)) is not None and is_served:
                         self._progress.line(trouble)
                 case None:
                     _, number = due.pop(0)
@@ -168,13 +171,12 @@ class _Run:
 
     def _say_lost(self, event: ComponentEnded) -> None:
         log = self._runtime.folder.log_of(event.component)
+        consequence = "; what its devices held is lost"
         if _is_vital(event.component):
             consequence = (
                 f"; the program cannot use its devices any more, and is ended if it does not end by itself within "
                 f"{self._spec.failure_grace_s:g} s"
             )
-        else:
-            consequence = f"; what was on the devices of host {event.component.partition('-')[2]} is lost"
         self._progress.line(f"{event.component} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
 
 

@@ -110,7 +110,7 @@ class RunFolder:
 
     Attributes:
         path: absolute.
-        run_id: its name; also what the names of the run's shared memory begin with.
+        run_id: its name.
     """
 
     def __init__(self, path: Path, *, is_ours: bool) -> None:

@@ -44,6 +44,7 @@ def test_a_component_that_fails_at_start_is_explained(
     fake_modules: Modules, monkeypatch: pytest.MonkeyPatch, runs_root: Path
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER_1", "exit:3")
+    monkeypatch.setenv("FAKE_CONTROLLER", "mute")
     runtime = LocalRuntime(RuntimeSpec(hosts_per_slice=2), modules=fake_modules)
     with pytest.raises(StartupFailed) as failure, runtime:
         pass
