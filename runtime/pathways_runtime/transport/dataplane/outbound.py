@@ -155,8 +155,9 @@ class Link:
             report_sent(on_sent, self.failure)
             return
         length = memory.nbytes
+        # Also for large ones, whose heads are made elsewhere: a key that cannot be sent is the caller's mistake.
+        head = HEAD.pack(messages.INLINE, 0, *key, 0, length, length)
         if length < INLINE_BYTES:
-            head = HEAD.pack(messages.INLINE, 0, *key, 0, length, length)
             try:
                 for connection in self._connections:
                     if connection.try_send(head, memory):
