@@ -150,7 +150,8 @@ class FakeCluster:
         session_id = SessionId(self._session_ids)
         self.sessions[session_id] = FakeSession()
         hosts = tuple(
-            messages.HostState(HostIndex(host), WorkerId(host), f"host-{host}") for host in range(self.topology.num_hosts)
+            messages.HostState(HostIndex(host), WorkerId(host), f"host-{host}")
+            for host in range(self.topology.num_hosts)
         )
         self.send(messages.Attached(session_id, self.topology, hosts, "fake 1", "fake_kind", self.max_undispatched))
         for host in range(self.topology.num_hosts):

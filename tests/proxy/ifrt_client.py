@@ -66,7 +66,9 @@ class IfrtClient:
         self.session_id = response.session_id
         return response
 
-    async def store(self, handle: int, content: bytes, announced_bytes: int | None = None, chunk: int = 1 << 20) -> None:
+    async def store(
+        self, handle: int, content: bytes, announced_bytes: int | None = None, chunk: int = 1 << 20
+    ) -> None:
         """HostBufferStore."""
         metadata = schema.HostBufferStoreMetadata(
             session_id=self.session_id,
