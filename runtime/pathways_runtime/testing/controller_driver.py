@@ -1,6 +1,7 @@
 """Drives a ControllerCore by hand: feeds events, keeps instructions, checks invariants after each."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
@@ -8,6 +9,8 @@ from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
 from pathways_runtime.core.ids import Handle, HostIndex, OpId, SessionId, WorkerId
 from pathways_runtime.core.topology import Topology
+
+InstructionT = TypeVar("InstructionT", bound=ins.Instruction)
 
 SECOND_NS = 1_000_000_000
 WALL_CLOCK_S = 1_700_000_000.0
@@ -38,9 +41,7 @@ class Driver:
         self.core = ControllerCore(topology, num_spares, **options)
         self.now_ns = 5 * SECOND_NS
         self.out: list[ins.Instruction] = []
-        self.streams: dict[HostIndex, list[tuple[int, object]]] = {
-            HostIndex(h): [] for h in range(topology.num_hosts)
-        }
+        self.streams: dict[HostIndex, list[tuple[int, object]]] = {HostIndex(h): [] for h in range(topology.num_hosts)}
         self.send(ev.Started(self.now_ns, WALL_CLOCK_S))
 
     def send(self, event: ev.Event) -> list[ins.Instruction]:
@@ -59,7 +60,9 @@ class Driver:
     def register_worker(self, worker: int, devices: int | None = None) -> list[ins.Instruction]:
         devices = self.topology.devices_per_host if devices is None else devices
         return self.send(
-            ev.WorkerRegistered(PeerId(100 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns)
+            ev.WorkerRegistered(
+                PeerId(100 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns
+            )
         )
 
     def register_executor(self, worker: int, epoch: int = 1, num_devices: int | None = None) -> list[ins.Instruction]:
@@ -100,7 +103,9 @@ class Driver:
         return out
 
     def attach(self, peer: int = 1) -> SessionId:
-        out = self.send(ev.SessionRequested(PeerId(peer), f"client-{peer}", 100 + peer, f"unix:/links-{peer}", self.now_ns))
+        out = self.send(
+            ev.SessionRequested(PeerId(peer), f"client-{peer}", 100 + peer, f"unix:/links-{peer}", self.now_ns)
+        )
         accepted = [i for i in out if isinstance(i, ins.AcceptSession)]
         assert len(accepted) == 1
         return accepted[0].session
@@ -132,6 +137,6 @@ def dispatched(out: list[ins.Instruction]) -> list[int]:
     return [i.submission.op_id for i in out if isinstance(i, ins.Dispatch)]
 
 
-def of_type(out: list[ins.Instruction], kind: type) -> list:
+def of_type(out: list[ins.Instruction], kind: type[InstructionT]) -> list[InstructionT]:
     """Those instructions of one type."""
     return [i for i in out if isinstance(i, kind)]

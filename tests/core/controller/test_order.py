@@ -1,8 +1,6 @@
 """The one order: what goes out at once, what is held, and what releases it."""
 
 import pytest
-
-
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.status import Code, Status
@@ -31,7 +29,9 @@ def test_at_most_the_limit_of_launches_is_in_flight_per_host(driver):
     s = driver.attach()
     launches = [Operation(s, n, ALL) for n in range(1, 6)]
     assert driver.submit(*launches) == [1, 2]
-    assert driver.waiting() == {f"launch {n} of session {s}": "launches in flight on hosts 0, 1, 2, 3" for n in (3, 4, 5)}
+    assert driver.waiting() == {
+        f"launch {n} of session {s}": "launches in flight on hosts 0, 1, 2, 3" for n in (3, 4, 5)
+    }
     # Every host must have credit: a gang goes out to all or to none.
     assert driver.acknowledge(0, 2) == driver.acknowledge(1, 2) == driver.acknowledge(2, 1) == []
     assert driver.waiting()[f"launch 3 of session {s}"] == "launches in flight on hosts 3"
@@ -186,7 +186,9 @@ def test_a_proxy_that_breaks_the_protocol_is_refused_and_loses_its_sessions(driv
 
 def test_an_executor_that_completes_more_than_it_was_given_is_refused(driver):
     out = driver.send(ev.Acknowledged(1002, 1, ()))
-    assert [(i.peer, i.reason) for i in of_type(out, ins.Refuse)] == [(1002, "host 2 completed 1 launches of 0 in flight")]
+    assert [(i.peer, i.reason) for i in of_type(out, ins.Refuse)] == [
+        (1002, "host 2 completed 1 launches of 0 in flight")
+    ]
 
 
 def test_a_session_that_ends_takes_what_it_holds_with_it_and_makes_room(driver):

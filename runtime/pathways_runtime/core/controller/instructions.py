@@ -95,7 +95,7 @@ class BindExecutors(Instruction, frozen=True):
 
 
 class ChangeHost(Instruction, frozen=True):
-    """Tell every proxy and every bound executor what now stands behind a virtual host."""
+    """Tell every proxy what now stands behind a virtual host."""
 
     host: HostIndex
     worker: WorkerId | None

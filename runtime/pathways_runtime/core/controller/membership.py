@@ -200,7 +200,7 @@ class Membership:
         worker.state = WorkerState.SPARE if self.is_bound else WorkerState.READY
         self._by_executor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
-        out.append(Announce("executor", {"worker": event.worker, "name": worker.name, "pid": event.pid}))
+        out.append(Announce("host_ready", {"worker": event.worker, "name": worker.name, "pid": event.pid}))
         return self._bind_when_complete(out)
 
     def heard_from(self, peer: PeerId, now_ns: int) -> None:

@@ -83,6 +83,7 @@ def report(
         "queues": [
             {"host": host, "launches_in_flight": order.in_flight(HostIndex(host))} for host in range(topology.num_hosts)
         ],
+        "transfers": [],
         "bytes_moved": {"host_buffers": 0, "shared_memory": 0, "socket": 0},
         "waiting": waiting,
         "did_not_answer": [],

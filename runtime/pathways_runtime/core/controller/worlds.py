@@ -37,6 +37,7 @@ class World:
         self.slices = slices
         self.hosts = hosts
         self.state = WorldState.COORDINATING
+        #: Where its coordination service listens; None until it does, empty when there is none.
         self.address: str | None = None
         self.unformed: set[HostIndex] = set(hosts)
         self.failure: Status | None = None
@@ -132,9 +133,9 @@ class Worlds:
                 continue
             if not world.is_settled:
                 settled += self._fail(world, failure, out)
-            if world.address is not None and all(self._membership.failure_of(member) for member in world.hosts):
+            if world.address and all(self._membership.failure_of(member) for member in world.hosts):
                 out.append(StopCoordination(world.world))
-                world.address = None
+                world.address = ""
         return settled
 
     def check_invariants(self) -> None:
@@ -148,7 +149,12 @@ class Worlds:
         hosts = tuple(host for slice_index in slices for host in self._topology.hosts_of_slice(slice_index))
         world = World(WorldId(len(self._worlds) + 1), slices, hosts)
         self._worlds[world.world] = self._by_slices[slices] = world
-        out.append(StartCoordination(world.world, len(hosts)))
+        if len(hosts) > 1:
+            out.append(StartCoordination(world.world, len(hosts)))
+        else:
+            # One process needs nobody to coordinate with.
+            world.address = ""
+            self._form(world, out)
         return world
 
     def _form(self, world: World, out: list[Instruction]) -> None:
