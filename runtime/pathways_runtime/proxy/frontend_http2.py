@@ -93,11 +93,12 @@ class _Refused:
 class _Http2Connection:
     """One IfrtSession stream; see ``frontend.Connection``."""
 
-    __slots__ = ("_call", "_is_over", "session")
+    __slots__ = ("_call", "_is_over", "_is_paused", "session")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._is_over = False
+        self._is_paused = False
         self.session: Session | None = None
 
     def send(self, response: bytes) -> None:
@@ -116,11 +117,18 @@ class _Http2Connection:
         asyncio.get_running_loop().call_soon(self._disconnect)
 
     def pause_reading(self) -> None:
+        self._is_paused = True
         self._call.pause()
 
     def resume_reading(self) -> None:
-        # Not from within: what has come meanwhile would overtake what the session is about to do.
-        asyncio.get_running_loop().call_soon(self._call.resume)
+        if self._is_paused:
+            self._is_paused = False
+            # Not from within: what has come meanwhile would overtake what the session is about to do.
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_paused:
+            self._call.resume()
 
     # transport.http2.server.CallHandler
 

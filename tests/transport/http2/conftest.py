@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import hpack
 import pytest
-
 from pathways_runtime.transport.http2 import frames
 from pathways_runtime.transport.http2.connection import Limits, ServerConnection
 from pathways_runtime.transport.http2.events import AnyEvent
@@ -33,7 +32,9 @@ class Frame(NamedTuple):
 class Peer:
     """Feeds a ServerConnection, and reads what it sends. Starts with preface and SETTINGS unless told not to."""
 
-    def __init__(self, limits: Limits | None = None, *, settings: dict[int, int] | None = None, opens: bool = True) -> None:
+    def __init__(
+        self, limits: Limits | None = None, *, settings: dict[int, int] | None = None, opens: bool = True
+    ) -> None:
         self.connection = ServerConnection(limits or Limits())
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
@@ -55,6 +56,14 @@ class Peer:
             events += self.connection.advance(len(piece))
             at += len(piece)
         return events
+
+    def resume(self, stream_id: int) -> list[AnyEvent]:
+        """What a stream that was paused has held."""
+        self.connection.resume(stream_id)
+        held = []
+        while (event := self.connection.next_held(stream_id)) is not None:
+            held.append(event)
+        return held
 
     def output(self, limit_bytes: int = 1 << 30) -> list[Frame]:
         """The frames that the server sends now."""

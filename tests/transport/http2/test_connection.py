@@ -3,7 +3,6 @@
 import struct
 
 import pytest
-
 from pathways_runtime.transport.http2 import frames
 from pathways_runtime.transport.http2.connection import Limits
 from pathways_runtime.transport.http2.events import (
@@ -33,7 +32,9 @@ def payload_of(output, stream_id):
 def test_a_call_from_headers_to_trailers(wire):
     peer = wire.peer()
     fields = (*wire.request, ("who", "me"), ("key-bin", "AAE"))
-    asked = peer.headers(1, fields) + wire.data(1, wire.message(b"one") + wire.message(b"")) + wire.data(1, b"", ends=True)
+    asked = (
+        peer.headers(1, fields) + wire.data(1, wire.message(b"one") + wire.message(b"")) + wire.data(1, b"", ends=True)
+    )
     assert peer.feed(asked) == [
         RequestReceived(1, "/test.Service/Method", (("who", "me"), ("key-bin", b"\0\1"))),
         MessagesReceived(1, [b"one", b""]),
@@ -95,7 +96,9 @@ def test_padding_and_priority_are_left_out(wire):
     payload = b"\3" + block + b"\0\0\0"
     events = peer.feed(frames.frame_header(len(payload), frames.HEADERS, flags, 1) + payload)
     assert [type(event) for event in events] == [RequestReceived]
-    padded = wire.data(1, wire.message(b"x"), padding=200) + wire.data(1, b"", padding=0) + wire.data(1, wire.message(b"y"))
+    padded = (
+        wire.data(1, wire.message(b"x"), padding=200) + wire.data(1, b"", padding=0) + wire.data(1, wire.message(b"y"))
+    )
     assert peer.feed(padded) == [MessagesReceived(1, [b"x", b"y"])]
 
 
@@ -176,13 +179,16 @@ def test_a_paused_stream_holds_its_client_back_and_no_other(wire):
     peer.connection.pause(1)
     assert peer.feed(b"".join(wire.data(1, wire.message(b"%4d" % i)) for i in range(100))) == []
     assert peer.output() == []
-    assert peer.feed(wire.data(3, wire.message(b"y" * 595), ends=True)) == [MessagesReceived(3, [b"y" * 595]), RequestEnded(3)]
+    assert peer.feed(wire.data(3, wire.message(b"y" * 595), ends=True)) == [
+        MessagesReceived(3, [b"y" * 595]),
+        RequestEnded(3),
+    ]
     assert [f.stream_id for f in peer.output()] == [3]
     assert peer.feed(wire.data(1, wire.message(b"z"), ends=True)) == []
-    held = peer.connection.resume(1)
+    held = peer.resume(1)
     assert [message for event in held[:-1] for message in event.messages] == [b"%4d" % i for i in range(100)] + [b"z"]
     assert held[-1] == RequestEnded(1)
-    assert peer.connection.resume(1) == []
+    assert peer.resume(1) == []
 
 
 def test_resuming_credits_what_came_meanwhile(wire):
@@ -191,8 +197,24 @@ def test_resuming_credits_what_came_meanwhile(wire):
     peer.connection.pause(1)
     peer.feed(wire.data(1, wire.message(b"x" * 995)))
     assert peer.output() == []
-    assert peer.connection.resume(1) == [MessagesReceived(1, [b"x" * 995])]
+    assert peer.resume(1) == [MessagesReceived(1, [b"x" * 995])]
     assert peer.output() == [(frames.WINDOW_UPDATE, 0, 1, struct.pack(">I", 1000))]
+
+
+def test_pausing_again_keeps_what_is_left(wire):
+    peer = wire.peer()
+    peer.open(1)
+    peer.connection.pause(1)
+    for content in (b"a", b"b", b"c"):
+        peer.feed(wire.data(1, wire.message(content)))
+    peer.connection.resume(1)
+    assert peer.connection.next_held(1) == MessagesReceived(1, [b"a"])
+    peer.connection.pause(1)
+    assert peer.connection.next_held(1) is None
+    peer.connection.resume(1)
+    assert peer.feed(wire.data(1, wire.message(b"d"))) == [], "behind what waits"
+    assert peer.resume(1) == [MessagesReceived(1, [content]) for content in (b"b", b"c", b"d")]
+    assert peer.feed(wire.data(1, wire.message(b"e"))) == [MessagesReceived(1, [b"e"])]
 
 
 def test_a_message_larger_than_the_window_arrives(wire):
@@ -417,7 +439,10 @@ FAULTS = {
     "headers that end early": (raw(frames.HEADERS, 4, 3, b"\x40\x0aabc"), "COMPRESSION_ERROR"),
     "headers with more padding": (raw(frames.HEADERS, 4 | frames.PADDED, 3, b"\x10\x82"), "PROTOCOL_ERROR"),
     "headers after the end": (raw(frames.DATA, 1, 1) + raw(frames.HEADERS, 5, 1, b"\x82"), "STREAM_CLOSED"),
-    "another frame in a block": (raw(frames.HEADERS, 0, 3, b"\x82") + raw(frames.PING, 0, 0, bytes(8)), "PROTOCOL_ERROR"),
+    "another frame in a block": (
+        raw(frames.HEADERS, 0, 3, b"\x82") + raw(frames.PING, 0, 0, bytes(8)),
+        "PROTOCOL_ERROR",
+    ),
     "data in a block": (raw(frames.HEADERS, 0, 3, b"\x82") + raw(frames.DATA, 0, 1, bytes(5)), "PROTOCOL_ERROR"),
     "another block in a block": (raw(frames.HEADERS, 0, 3) + raw(frames.CONTINUATION, 4, 5), "PROTOCOL_ERROR"),
     "continuation of nothing": (raw(frames.CONTINUATION, 4, 1, b"\x82"), "PROTOCOL_ERROR"),
@@ -476,7 +501,12 @@ def test_faults_end_the_connection_with_a_reason(wire, fault, piece_bytes):
 
 @pytest.mark.parametrize(
     "start",
-    [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", frames.PREFACE + frames.ping(bytes(8), is_ack=False), frames.PREFACE[:-1] + b"x"],
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01",
+        frames.PREFACE + frames.ping(bytes(8), is_ack=False),
+        frames.PREFACE[:-1] + b"x",
+    ],
 )
 def test_the_connection_must_begin_as_http2(wire, start):
     peer = wire.peer(opens=False)
@@ -506,7 +536,9 @@ def test_a_peer_that_opens_and_resets_in_a_row_is_cut_off(wire):
 def test_resets_among_calls_that_end_well_are_fine(wire):
     peer = wire.peer()
     for stream_id in range(1, 48_001, 4):
-        events = peer.feed(peer.headers(stream_id, ends=True) + peer.headers(stream_id + 2) + frames.rst_stream(stream_id + 2, 8))
+        events = peer.feed(
+            peer.headers(stream_id, ends=True) + peer.headers(stream_id + 2) + frames.rst_stream(stream_id + 2, 8)
+        )
         assert not isinstance(events[-1], ConnectionFailed)
         peer.connection.finish(stream_id)
         peer.output()

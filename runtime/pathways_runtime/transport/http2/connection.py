@@ -41,6 +41,9 @@ _HEADER_AND_PREFIX = struct.Struct(">IBIBI")
 _U32 = struct.Struct(">I")
 
 _BUFFER_BYTES = 1 << 18
+# What is read at once. Some hundred small messages: enough to share the cost of a read, few enough that their answers,
+# and what else happens on the loop, do not wait long.
+_READ_BYTES = 1 << 15
 # A DATA frame longer than this is taken piece by piece; shorter frames are parsed once they are complete.
 _WHOLE_FRAME_BYTES = 1 << 16
 # Memory of a message is received into directly where at least this much of it is missing.
@@ -142,7 +145,7 @@ class ServerConnection:
             unread = self._end - self._start
             self._view[:unread] = bytes(self._view[self._start : self._end])
             self._start, self._end = 0, unread
-        return self._view[self._end :]
+        return self._view[self._end : self._end + _READ_BYTES]
 
     def advance(self, num_bytes: int) -> list[AnyEvent]:
         """``num_bytes`` were received into the memory that ``writable`` gave; what has happened thereby.
@@ -174,15 +177,19 @@ class ServerConnection:
         if stream is not None:
             stream.is_paused = True
 
-    def resume(self, stream_id: int) -> list[AnyEvent]:
-        """Undo ``pause``; what has happened on the stream meanwhile."""
+    def resume(self, stream_id: int) -> None:
+        """Undo ``pause``. What has happened on the stream meanwhile is to be had from ``next_held``, all of it."""
         stream = self._streams.get(stream_id)
-        if stream is None or not stream.is_paused:
-            return []
-        stream.is_paused = False
-        held, stream.held = stream.held, []
-        self._credit(stream)
-        return held
+        if stream is not None and stream.is_paused:
+            stream.is_paused = False
+            self._credit(stream)
+
+    def next_held(self, stream_id: int) -> AnyEvent | None:
+        """The oldest event that waits; None if there is none or the stream is paused (again)."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.is_paused or not stream.held:
+            return None
+        return stream.held.popleft()
 
     # Sending.
 
@@ -475,7 +482,7 @@ class ServerConnection:
             self._batched.clear()
 
     def _emit(self, stream: Stream, event: AnyEvent) -> None:
-        if stream.is_paused:
+        if stream.is_paused or stream.held:
             stream.held.append(event)
         else:
             self._events.append(event)

@@ -7,6 +7,8 @@ the loop leaves in one write, and messages of one read are handed over in one ca
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, cast
 
@@ -30,6 +32,10 @@ _HIGH_WATER_BYTES = 1 << 20
 _OUTPUT_BYTES = 1 << 20
 # Pieces of output up to this size are joined into one.
 _JOINED_BYTES = 1 << 15
+
+
+# The kernel's struct ucred: process, user, group.
+_CREDENTIALS = struct.Struct("iII")
 
 
 class CallHandler(Protocol):
@@ -81,9 +87,17 @@ class Call:
         self._protocol.connection.pause(self._stream_id)
 
     def resume(self) -> None:
-        """Undo ``pause``. What has come meanwhile is handed over before this returns."""
-        self._protocol.dispatch(self._protocol.connection.resume(self._stream_id))
+        """Undo ``pause``. What has come meanwhile is handed over before this returns, or until it is paused again."""
+        connection = self._protocol.connection
+        connection.resume(self._stream_id)
+        while (event := connection.next_held(self._stream_id)) is not None:
+            self._protocol.dispatch([event])
         self._protocol.schedule_flush()
+
+    @property
+    def peer(self) -> str:
+        """The client's name for the log."""
+        return self._protocol.peer
 
     def unsent_bytes(self) -> int:
         """How much of the answer waits for the client to give room."""
@@ -105,6 +119,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
         self.connection = ServerConnection(limits)
         self.calls: dict[int, Call] = {}
         self.producers: dict[int, tuple[Call, Iterator[Buffer]]] = {}
+        self.peer = "unknown"
         self._is_write_paused = False
         self._is_flush_due = False
         self._is_closing = False
@@ -114,6 +129,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast: uvloop's transports are none of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
+        self.peer = _peer_name(self._transport)
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._flush()
 
@@ -274,6 +290,17 @@ class _Http2Protocol(asyncio.BufferedProtocol):
             except Exception:
                 self.producers.pop(stream_id, None)
                 self._fail_call(call)
+
+
+def _peer_name(transport: asyncio.Transport) -> str:
+    """The process at the other end of a Unix socket."""
+    peer_socket = transport.get_extra_info("socket")
+    if peer_socket is None or peer_socket.family != socket.AF_UNIX:
+        return str(transport.get_extra_info("peername"))
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        peer_socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return f"pid {pid} of uid {uid}"
 
 
 def _write(transport: asyncio.Transport, output: list[Buffer]) -> None:

@@ -73,7 +73,7 @@ class Stream:
         self.receive_window = receive_window
         #: While paused, events of this stream wait in ``held`` and no credit is given.
         self.is_paused = False
-        self.held: list[AnyEvent] = []
+        self.held: deque[AnyEvent] = deque()
         self.is_ended_by_client = False
 
         #: What we may still send; negative after the peer has shrunk it.
