@@ -9,13 +9,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pathways_runtime.proxy.frontend_grpc import GrpcFrontend
+from pathways_runtime.proxy.frontend_http2 import Http2Frontend
 from pathways_runtime.proxy.shell import Ending, FrontendFactory, Proxy, ProxyAddresses
 from pathways_runtime.transport.addresses import AddressError
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
 
 logger = logging.getLogger(__name__)
 
-FRONTENDS: dict[str, FrontendFactory] = {"grpc": GrpcFrontend}
+FRONTENDS: dict[str, FrontendFactory] = {"grpc": GrpcFrontend, "http2": Http2Frontend}
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
     parser.add_argument("--controller", required=True, metavar="ADDRESS", help="the controller's control socket")
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="where the client connects")
     parser.add_argument("--links", required=True, metavar="ADDRESS", help="where executors connect")
-    parser.add_argument("--frontend", choices=sorted(FRONTENDS), default="grpc")
+    parser.add_argument("--frontend", choices=sorted(FRONTENDS), default="http2")
     parser.add_argument("--events-fd", type=int, metavar="N", help="JSON lines about this process go here")
     parser.add_argument("--lifeline-fd", type=int, metavar="N", help="end of file here: the launcher is gone")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
