@@ -16,7 +16,6 @@ from pathways_runtime.wire.messages import (
     StatusReply,
     StatusRequest,
 )
-
 from slurm_pathways.config import RUN_DIR_VARIABLE
 from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_root
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 
 from pathways_runtime.transport.lifeline import Child, spawn
-
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import client_environment, component_environment

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from pathways_runtime.transport.addresses import MAX_UNIX_PATH_BYTES
 
+from pathways_runtime.transport.addresses import MAX_UNIX_PATH_BYTES
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError
 from slurm_pathways.launch import caretaker
 

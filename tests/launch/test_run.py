@@ -3,7 +3,6 @@ import os
 import pty
 import re
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -242,23 +241,21 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(run_in_child: list[str], 
 
 
 def test_ctrl_z_stops_and_continues_both(run_in_child: list[str]) -> None:
-    """A shell with job control around it sees it stop, and `fg` continues it."""
+    """A shell sees the run stop, and continues it with its program."""
+    code = "print('u' + 'p'); print('read', input())"
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ["PS1"] = ""
-        os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
+        shell = [sys.executable, str(Path(__file__).parent / "fakes" / "job_shell.py")]
+        os.execv(shell[0], [*shell, *run_in_child, sys.executable, "-u", "-c", code])
     try:
-        code = "print('u' + 'p'); input(); print('d' + 'one')"
-        program = shlex.join([*run_in_child, sys.executable, "-c", code])
-        os.write(terminal, program.encode() + b"\n")
         _read_until(terminal, "up\r\n")
         os.write(terminal, b"\x1a")
-        _read_until(terminal, "Stopped")
+        _read_until(terminal, "job stopped by SIGTSTP")
         os.write(terminal, b"fg\n")
-        _read_until(terminal, "run_with_fakes")
-        os.write(terminal, b"\n")
-        _read_until(terminal, "done")
-        os.write(terminal, b"exit\n")
+        _read_until(terminal, "fg")
+        os.write(terminal, b"a line\n")
+        _read_until(terminal, "read a line")
+        _read_until(terminal, "job ended with 0")
         _wait_pid(pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
