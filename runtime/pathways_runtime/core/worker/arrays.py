@@ -1,0 +1,82 @@
+"""What one host holds of arrays and programs."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pathways_runtime.core.ids import DeviceId, Handle
+from pathways_runtime.core.status import Status
+
+
+class Waiter(Protocol):
+    """Something that goes on when all arrays that it waits for are settled."""
+
+    missing: int
+
+
+class LocalArray:
+    """This host's shards of one array.
+
+    It is *pending* until its producer says what it is; then it is *present* (``value`` is set: the computation is on
+    its way in PJRT, not necessarily done) or *failed* (``failure`` is set). Present may become failed, when a
+    computation fails after it was enqueued. Who needs the array refers to this object, not to its handle, so deleting
+    the handle takes nothing from those who came before.
+
+    Attributes:
+        devices: of the shards that are here, in shard order.
+        value: the shell's; the core never looks inside.
+        num_readers: instructions under way that still have to take their view of ``value``. A program that would
+            overwrite the array gets a copy as long as there are any.
+        waiters: who waits while it is pending; empty otherwise.
+    """
+
+    __slots__ = ("devices", "failure", "handle", "num_readers", "value", "waiters")
+
+    def __init__(self, handle: Handle, devices: tuple[DeviceId, ...]) -> None:
+        self.handle = handle
+        self.devices = devices
+        self.value: Any = None
+        self.failure: Status | None = None
+        self.num_readers = 0
+        self.waiters: list[Any] = []
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether nobody knows yet what it is."""
+        return self.value is None and self.failure is None
+
+    def __repr__(self) -> str:
+        state = "pending" if self.is_pending else f"failed with {self.failure}" if self.failure else "present"
+        return f"<array {self.handle} on devices {self.devices}: {state}, {len(self.waiters)} waiting>"
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A loaded executable as this host sees it.
+
+    Attributes:
+        devices: this host's, in the order in which the executable wants the shards of its arguments.
+        donated: argument positions whose memory the program takes over.
+        spans_hosts: other hosts take part: every launch must be enqueued here, come what may, or they would hang.
+        value: the shell's.
+    """
+
+    devices: tuple[DeviceId, ...]
+    donated: tuple[int, ...]
+    spans_hosts: bool
+    value: Any
+
+
+class ShardRef(msgspec.Struct, frozen=True):
+    """One shard of an array here: ``array.devices[position]``'s."""
+
+    array: LocalArray
+    position: int
+
+
+def first_failure(arrays: Sequence[LocalArray]) -> Status | None:
+    """The failure of the first failed array, if any."""
+    for array in arrays:
+        if array.failure is not None:
+            return array.failure
+    return None

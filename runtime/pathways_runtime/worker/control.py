@@ -1,0 +1,316 @@
+"""The executor: follows the controller's stream and keeps it told."""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pathways_runtime.core.ids import OpId, WorkerId, WorldId
+from pathways_runtime.core.operations import Operation
+from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.worker.events import (
+    BufferArrived,
+    OperationReceived,
+    ProgramLoaded,
+    SessionClosed,
+    SessionOpened,
+)
+from pathways_runtime.core.worker.worker import WorkerCore
+from pathways_runtime.transport import addresses
+from pathways_runtime.transport.dataplane import DataPlane
+from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
+from pathways_runtime.wire.links import LinkHello
+from pathways_runtime.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Batch,
+    Bind,
+    CloseSession,
+    Compile,
+    Compiled,
+    FormWorld,
+    Heartbeat,
+    Hello,
+    OpenSession,
+    Refused,
+    RegisterExecutor,
+    Shutdown,
+    StatusReply,
+    StatusRequest,
+    WorldFormed,
+)
+from pathways_runtime.worker import pjrt, programs, worlds
+from pathways_runtime.worker.acknowledgements import Acknowledgements
+from pathways_runtime.worker.compile_cache import CompileCache
+from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
+from pathways_runtime.worker.links import SessionLink
+from pathways_runtime.worker.report import report_of
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+#: The proxy listens before it attaches; this only bridges a full listen queue.
+_LINK_CONNECT_TIMEOUT_S = 2.0
+_NUM_COMPILE_THREADS = 2
+#: Compilation gives way to dispatch.
+_COMPILE_NICENESS = 5
+
+
+class ExecutorConfig(NamedTuple):
+    """What the supervisor says when it starts an executor.
+
+    Attributes:
+        name: the host's name for people.
+        epoch: which start of this worker's executor this is.
+    """
+
+    worker: WorkerId
+    name: str
+    epoch: int
+    num_devices: int
+    platform: str
+    compile_cache: Path
+    data_address: str
+    host_key: str
+    force_sockets: bool = False
+    delay: LaunchDelay | None = None
+
+
+class Stopped(Exception):
+    """The executor's work is over: the controller said so, refused it, or is gone."""
+
+
+class Executor:
+    """One worker's executor on a connection to the controller. ``run`` is its life."""
+
+    def __init__(self, config: ExecutorConfig, sock: socket.socket) -> None:
+        self._config = config
+        self._channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
+        self._decoder: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+        self._cache = CompileCache(config.compile_cache)
+        self._data_plane = DataPlane(config.data_address, config.host_key, config.force_sockets)
+        self._acknowledgements = Acknowledgements(config.worker, self._send)
+        self._bound: Bind | None = None
+        self._core: WorkerCore | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._worlds: dict[WorldId, worlds.World] = {}
+        self._home: worlds.World | None = None
+        self._last_seq = 0
+        self._ended = threading.Event()
+        self._compiling = ThreadPoolExecutor(_NUM_COMPILE_THREADS, thread_name_prefix="compiles", initializer=_give_way)
+        self._on_message: dict[type[Any], Callable[[Any], None]] = {
+            Bind: self._bind,
+            FormWorld: self._form_world,
+            Compile: self._compile,
+            OpenSession: self._open_session,
+            CloseSession: self._close_session,
+            Batch: self._batch,
+            StatusRequest: self._status_request,
+            Shutdown: self._shutdown,
+            Refused: self._refused,
+        }
+
+    def run(self) -> None:
+        """Register, then follow the controller until it is over.
+
+        Raises:
+            Stopped: always, in the end; the message says why.
+        """
+        config = self._config
+        version, kind = pjrt.describe_platform(config.platform)
+        self._send(Hello("executor", PROTOCOL_VERSION, os.getpid()))
+        self._send(
+            RegisterExecutor(
+                worker=config.worker,
+                epoch=config.epoch,
+                pid=os.getpid(),
+                data_address=self._data_plane.address,
+                host_key=self._data_plane.host_key,
+                platform=config.platform,
+                platform_version=version,
+                device_kind=kind,
+                num_devices=config.num_devices,
+            )
+        )
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        on_message = self._on_message
+        try:
+            while True:
+                for frame in self._channel.receive():
+                    message = frame.message
+                    handler = on_message.get(type(message))
+                    if handler is None:
+                        raise ValueError(f"{type(message).__name__} is not for an executor")
+                    handler(message)
+                    del frame, message
+                self._acknowledgements.flush()
+        except ConnectionClosed as gone:
+            raise Stopped(f"the connection to the controller is gone: {gone}") from gone
+        finally:
+            self._ended.set()
+
+    def close(self) -> None:
+        """Close connections and the data plane, after ``run`` has ended."""
+        self._channel.close()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._data_plane.close()
+
+    def _send(self, message: AnyMessage) -> None:
+        # The thread that receives sees the end too, and ends the process.
+        with contextlib.suppress(ConnectionClosed):
+            self._channel.send(message)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_INTERVAL_S):
+            self._send(Heartbeat(time.monotonic_ns()))
+
+    # Who and where
+
+    def _bind(self, message: Bind) -> None:
+        if self._bound is not None and (self._bound.host, self._bound.topology) != (message.host, message.topology):
+            raise ValueError(f"bound to host {self._bound.host} already, now to host {message.host}")
+        for peer in message.peers:
+            if peer.host != message.host:
+                self._data_plane.connect(peer.host, peer.data_address, peer.host_key)
+        if self._bound is None:
+            self._core = WorkerCore(message.host, message.topology, self._config.name)
+            self._dispatcher = Dispatcher(
+                self._core,
+                self._data_plane,
+                self._acknowledgements,
+                self._send,
+                self._home_world,
+                self._config.delay,
+            )
+        self._bound = message
+
+    def _require_bound(self) -> tuple[Bind, Dispatcher]:
+        if self._bound is None or self._dispatcher is None:
+            raise ValueError("the controller sent work before Bind")
+        return self._bound, self._dispatcher
+
+    def _home_world(self) -> worlds.World:
+        if self._home is None:
+            raise ValueError(f"the world of this slice is not formed on {self._config.name}")
+        return self._home
+
+    def _form_world(self, message: FormWorld) -> None:
+        # A daemon: the other members may never come.
+        threading.Thread(target=self._join_world, args=(message,), name="world", daemon=True).start()
+
+    def _join_world(self, message: FormWorld) -> None:
+        bound, _ = self._require_bound()
+        failure = None
+        try:
+            world = worlds.form(
+                message.world,
+                bound.topology,
+                self._config.platform,
+                message.hosts,
+                message.rank,
+                message.coordinator_address,
+            )
+        except (pjrt.PjrtError, RuntimeError, ValueError) as raised:
+            logger.exception("world %d cannot be formed", message.world)
+            failure = pjrt.status_of(raised)
+        else:
+            self._worlds[message.world] = world
+            if message.hosts == bound.topology.hosts_of_slice(bound.topology.slice_of_host(bound.host)):
+                self._home = world
+        self._send(WorldFormed(self._config.worker, message.world, failure))
+
+    # Programs
+
+    def _compile(self, message: Compile) -> None:
+        self._require_bound()
+        self._compiling.submit(self._load, message)
+
+    def _load(self, message: Compile) -> None:
+        _, dispatcher = self._require_bound()
+        started_s = time.monotonic()
+        loaded, failure = None, None
+        try:
+            world = self._worlds.get(message.world)
+            if world is None:
+                raise ValueError(f"world {message.world} is not formed on {self._config.name}")
+            loaded = programs.load(world, message.devices, message.program, message.options, self._cache)
+            dispatcher.feed(ProgramLoaded(message.session, message.executable, loaded.program))
+        except pjrt.PjrtError as raised:
+            failure = pjrt.status_of(raised)
+        except Exception as raised:
+            # Whatever a client's bytes bring about in parsers must end in an answer.
+            logger.exception("executable %d of session %d", message.executable, message.session)
+            failure = Status(Code.INVALID_ARGUMENT, f"{type(raised).__name__}: {raised}")
+        self._send(
+            Compiled(
+                worker=self._config.worker,
+                session=message.session,
+                executable=message.executable,
+                metadata=loaded.compiled.metadata if loaded is not None and message.wants_metadata else None,
+                failure=failure,
+                from_cache=loaded is not None and loaded.is_from_cache,
+                took_s=time.monotonic() - started_s,
+            )
+        )
+
+    # Sessions and operations
+
+    def _open_session(self, message: OpenSession) -> None:
+        bound, dispatcher = self._require_bound()
+        session = message.session
+        dispatcher.feed(SessionOpened(session))
+        try:
+            sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S)
+            hello = LinkHello(session, bound.host, self._config.epoch)
+
+            def on_buffer(op_id: OpId, index: int, contents: bytearray) -> None:
+                dispatcher.feed(BufferArrived(session, op_id, index, contents))
+                self._acknowledgements.flush()
+
+            dispatcher.add_link(session, SessionLink(session, sock, hello, on_buffer))
+        except (OSError, addresses.AddressError) as failure:
+            # The proxy is gone, so the controller will close the session.
+            logger.warning("no link for session %d: %s", session, failure)
+
+    def _close_session(self, message: CloseSession) -> None:
+        _, dispatcher = self._require_bound()
+        dispatcher.feed(SessionClosed(message.session))
+        link = dispatcher.remove_link(message.session)
+        if link is not None:
+            link.close()
+
+    def _batch(self, message: Batch) -> None:
+        _, dispatcher = self._require_bound()
+        decode, feed = self._decoder.decode, dispatcher.feed
+        now_ns = time.monotonic_ns()
+        for sequenced in message.operations:
+            if sequenced.seq <= self._last_seq:
+                raise ValueError(f"operation {sequenced.seq} came after {self._last_seq}")
+            self._last_seq = sequenced.seq
+            feed(OperationReceived(sequenced.session, decode(sequenced.body), now_ns))
+
+    # Life
+
+    def _status_request(self, message: StatusRequest) -> None:
+        _, dispatcher = self._require_bound()
+        self._send(StatusReply(message.request, report_of(self._config.name, dispatcher, self._data_plane)))
+
+    def _shutdown(self, message: Shutdown) -> None:
+        raise Stopped(f"the controller said so: {message.reason}")
+
+    def _refused(self, message: Refused) -> None:
+        raise Stopped(f"the controller refused this executor: {message.reason}")
+
+
+def _give_way() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)

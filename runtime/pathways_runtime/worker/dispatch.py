@@ -1,0 +1,364 @@
+"""The executor's shell around its core: performs instructions on PJRT, links and data plane.
+
+Locking. The core is guarded by one lock, held while it takes in one event and no longer: nothing is performed under it.
+A launch may block in PJRT (small programs of one device run inside the call, collectives included), and everything that
+other hosts wait for (sends, acknowledgements, arrivals) must go on meanwhile. Whoever brings an event performs what
+follows from it, on its own thread; the core has at most one launch outstanding, which keeps launches in order whoever
+performs them.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from pathways_runtime.core.ids import OpId, SessionId
+from pathways_runtime.core.status import Code, Status, StatusError, error
+from pathways_runtime.core.worker.arrays import first_failure
+from pathways_runtime.core.worker.events import ArrayFailed, ArrayMade, Event, LaunchEnqueued, LaunchFailed, ReadTaken
+from pathways_runtime.core.worker.instructions import (
+    AnswerAwait,
+    AnswerFetch,
+    AssembleArray,
+    AwaitReady,
+    CountLaunch,
+    EnqueueLaunch,
+    ExpectPiece,
+    ForgetTransfers,
+    Instruction,
+    MakeArray,
+    Report,
+    SendPieces,
+    SendValue,
+    ShareShards,
+)
+from pathways_runtime.core.worker.launches import PendingLaunch
+from pathways_runtime.core.worker.worker import WorkerCore
+from pathways_runtime.transport.dataplane import DataPlane
+from pathways_runtime.wire.links import ArraysReady, Fetched
+from pathways_runtime.wire.messages import OperationFailed
+from pathways_runtime.worker import pjrt
+from pathways_runtime.worker.acknowledgements import Acknowledgements
+from pathways_runtime.worker.buffers import HostArray, from_bytes
+from pathways_runtime.worker.completions import Completions
+from pathways_runtime.worker.links import SessionLink
+from pathways_runtime.worker.programs import LoadedProgram
+from pathways_runtime.worker.shards import Shards, joined, migrate
+from pathways_runtime.worker.transfers import Transfers, logged, value_of
+from pathways_runtime.worker.worlds import World
+
+logger = logging.getLogger(__name__)
+
+Instructions = list[Instruction]
+
+#: Threads that wait for arrays to answer the proxy. They are made as needed; each blocks in PJRT.
+_MAX_WAITING_THREADS = 64
+
+_UNSET = Status(Code.INTERNAL, "an argument is neither present nor failed")
+
+
+class LaunchDelay:
+    """Delays every launch by a random time, for tests of the order: uniform in ``[0, max_s)``."""
+
+    def __init__(self, seed: int, max_s: float) -> None:
+        self._random = random.Random(seed)
+        self._max_s = max_s
+
+    def wait(self) -> None:
+        """Sleep."""
+        time.sleep(self._random.random() * self._max_s)
+
+
+class Snapshot(NamedTuple):
+    """What a dispatcher holds at one time.
+
+    Attributes:
+        waiting: see ``WorkerCore.waiting``.
+        sessions: ``{"id", "arrays", "bytes"}`` each.
+    """
+
+    waiting: list[tuple[SessionId, OpId, str, str, int]]
+    sessions: list[dict[str, int]]
+    closed_links_bytes: int
+
+
+class Dispatcher:
+    """Feeds the core and performs its instructions. ``feed`` may be called from any thread.
+
+    Args:
+        send_failure: tells the controller.
+        home: the world in which arrays are made: that of this host's slice.
+        delay: see LaunchDelay.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        data_plane: DataPlane,
+        acknowledgements: Acknowledgements,
+        send_failure: Callable[[OperationFailed], None],
+        home: Callable[[], World],
+        delay: LaunchDelay | None = None,
+    ) -> None:
+        self._core = core
+        self._lock = threading.Lock()
+        self._data_plane = data_plane
+        self._acknowledgements = acknowledgements
+        self._send_failure = send_failure
+        self._home = home
+        self._delay = delay
+        self._links: dict[SessionId, SessionLink] = {}
+        self._closed_links_bytes = 0
+        self._next_launch_id = 0
+        self._waiting = ThreadPoolExecutor(_MAX_WAITING_THREADS, thread_name_prefix="waits")
+        self.completions = Completions(acknowledgements, self._launch_ended_badly)
+        self.transfers = Transfers(data_plane, acknowledgements, self.feed, self._take, home)
+        self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
+            EnqueueLaunch: self._enqueue_launch,
+            CountLaunch: self._count_launch,
+            MakeArray: self._make_array,
+            ShareShards: self._share_shards,
+            AssembleArray: self.transfers.assemble,
+            ExpectPiece: self.transfers.expect,
+            SendPieces: self.transfers.send,
+            ForgetTransfers: self._forget_transfers,
+            AwaitReady: self._await_ready,
+            AnswerAwait: self._answer_await,
+            SendValue: self._send_value,
+            AnswerFetch: self._answer_fetch,
+            Report: self._report,
+        }
+
+    def feed(self, event: Event) -> None:
+        """Take in an event and perform all that follows."""
+        with self._lock:
+            instructions = self._core.handle(event)
+        if not instructions:
+            return
+        todo = deque(instructions)
+        while todo:
+            instruction = todo.popleft()
+            follow_up = self._perform[type(instruction)](instruction)
+            if follow_up:
+                todo.extend(follow_up)
+
+    def _take(self, event: Event) -> Instructions:
+        with self._lock:
+            return self._core.handle(event)
+
+    def add_link(self, session: SessionId, link: SessionLink) -> None:
+        """Values of the session go there."""
+        self._links[session] = link
+
+    def remove_link(self, session: SessionId) -> SessionLink | None:
+        """They go nowhere any more."""
+        link = self._links.pop(session, None)
+        if link is not None:
+            self._closed_links_bytes += link.bytes_received + link.bytes_sent
+        return link
+
+    def links(self) -> list[SessionLink]:
+        """All of them."""
+        return list(self._links.values())
+
+    def snapshot(self) -> "Snapshot":
+        """What the core holds, for a report."""
+        with self._lock:
+            waiting = self._core.waiting()
+            held = {
+                session.id: [array.value for array in session.arrays.values()]
+                for session in self._core.sessions.values()
+            }
+        sessions = []
+        for session, values in held.items():
+            present = {value for value in values if value is not None}
+            sessions.append({"id": session, "arrays": len(values), "bytes": sum(value.nbytes() for value in present)})
+        return Snapshot(waiting, sessions, self._closed_links_bytes)
+
+    def close(self) -> None:
+        """End threads and links; nothing more is answered."""
+        for link in self.links():
+            link.close()
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+        self.transfers.close()
+        self.completions.close()
+
+    # Launches
+
+    def _enqueue_launch(self, instruction: EnqueueLaunch) -> Instructions:
+        launch = instruction.launch
+        assert launch.program is not None
+        program: LoadedProgram = launch.program.value
+        if self._delay is not None:
+            self._delay.wait()
+        try:
+            arguments, late_failure = _arguments(instruction, program)
+            self._next_launch_id += 1
+            values, token = program.launch(arguments, self._next_launch_id)
+        except (pjrt.PjrtError, ValueError, StatusError) as failure:
+            self._acknowledgements.launches_completed(1)
+            return self._take(LaunchFailed(launch, self._failure_of(launch, failure)))
+        # The core must know that it was enqueued before it may hear that it failed.
+        follow_up = self._take(LaunchEnqueued(launch, values, late_failure))
+        self.completions.follow(launch, program.devices, token, values[0].array if values else None)
+        return follow_up
+
+    def _launch_ended_badly(self, launch: PendingLaunch, failure: BaseException) -> None:
+        self.feed(LaunchFailed(launch, self._failure_of(launch, failure)))
+
+    def _failure_of(self, launch: PendingLaunch, failure: BaseException) -> Status:
+        if isinstance(failure, StatusError):
+            return failure.status
+        status = pjrt.status_of(failure)
+        name = "" if launch.program is None else f" {launch.program.value.name}"
+        return Status(status.code, f"{status.message} (program{name} on {self._core.name})")
+
+    def _count_launch(self, _: CountLaunch) -> None:
+        self._acknowledgements.launches_completed(1)
+
+    def _report(self, instruction: Report) -> None:
+        self._send_failure(
+            OperationFailed(instruction.session, instruction.op_id, instruction.handles, instruction.failure)
+        )
+
+    # Arrays
+
+    def _make_array(self, instruction: MakeArray) -> Instructions:
+        result, array = instruction.result, instruction.array
+        try:
+            placement = self._home().placement(array.devices, result.memory_kind)
+            # A buffer that several shards share is looked at once.
+            views = {id(p): from_bytes(p, result.dtype, result.shape) for p in instruction.payloads}
+            made = pjrt.put([views[id(p)] for p in instruction.payloads], placement.sharding, placement.physical)
+        except (pjrt.PjrtError, ValueError, StatusError) as failure:
+            return self._not_made(instruction, failure)
+        return self._take(ArrayMade(instruction.session, array, Shards(made, placement)))
+
+    def _share_shards(self, instruction: ShareShards) -> Instructions:
+        array = instruction.array
+        try:
+            made = self._shared(instruction)
+        except (pjrt.PjrtError, ValueError, StatusError) as failure:
+            answer = self._not_made(instruction, failure)
+        else:
+            answer = self._take(ArrayMade(instruction.session, array, made))
+        return [*self._take(ReadTaken(tuple(source.array for source in instruction.sources))), *answer]
+
+    def _shared(self, instruction: ShareShards) -> Shards:
+        result, array = instruction.result, instruction.array
+        values = [value_of(source.array) for source in instruction.sources]
+        for value in values:
+            if value.shape != result.shape or value.dtype != pjrt.dtype_of(result.dtype):
+                have = f"{value.dtype}{list(value.shape)}"
+                want = f"{result.dtype.name}{list(result.shape)}"
+                raise error(Code.INVALID_ARGUMENT, f"a shard of {have} cannot be one of {want}")
+        first = values[0]
+        world = (
+            first.placement.world if all(v.placement.world is first.placement.world for v in values) else self._home()
+        )
+        placement = world.placement(array.devices, result.memory_kind or first.placement.memory_kind)
+        if placement is first.placement and all(value is first for value in values):
+            made = Shards(first.array, placement)
+        else:
+            pieces = [
+                value.shard(source.position)
+                if value.placement.world is world
+                else migrate(value.shard(source.position), placement, position)
+                for position, (value, source) in enumerate(zip(values, instruction.sources, strict=True))
+            ]
+            made = joined(pieces, placement)
+        made.share_with(values)
+        return made
+
+    def _not_made(self, instruction: MakeArray | ShareShards, failure: Exception) -> Instructions:
+        status = failure.status if isinstance(failure, StatusError) else pjrt.status_of(failure)
+        return self._take(ArrayFailed(instruction.session, instruction.op_id, instruction.array, status))
+
+    def _forget_transfers(self, instruction: ForgetTransfers) -> None:
+        self._data_plane.forget(instruction.session)
+
+    # Answers to the proxy
+
+    def _await_ready(self, instruction: AwaitReady) -> None:
+        arrays = [array.value.array for array in instruction.arrays if array.value is not None]
+        if len(arrays) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
+            self._waiting.submit(logged, self._answer_when_ready, instruction, arrays)
+        else:
+            self._answer_when_ready(instruction, arrays)
+
+    def _answer_when_ready(self, instruction: AwaitReady, arrays: list[pjrt.Array]) -> None:
+        try:
+            pjrt.wait(arrays)
+            failure = first_failure(instruction.arrays)
+        except pjrt.PjrtError as raised:
+            failure = first_failure(instruction.arrays) or pjrt.status_of(raised)
+        self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
+
+    def _answer_await(self, instruction: AnswerAwait) -> None:
+        link = self._links.get(instruction.session)
+        if link is not None:
+            link.send(ArraysReady(instruction.wait_id, instruction.failure))
+
+    def _send_value(self, instruction: SendValue) -> Instructions | None:
+        value = instruction.source.array.value
+        if value is not None and not pjrt.is_ready(value.array):
+            self._waiting.submit(logged, self._send_value_when_ready, instruction)
+            return None
+        self._answer_with_value(instruction)
+        return self._take(ReadTaken((instruction.source.array,)))
+
+    def _send_value_when_ready(self, instruction: SendValue) -> None:
+        self._answer_with_value(instruction)
+        self.feed(ReadTaken((instruction.source.array,)))
+
+    def _answer_with_value(self, instruction: SendValue) -> None:
+        array = instruction.source.array
+        contents: HostArray | None = None
+        failure = None
+        try:
+            contents = pjrt.view(value_of(array).shard(instruction.source.position))
+        except StatusError as raised:
+            failure = raised.status
+        except pjrt.PjrtError as raised:
+            failure = array.failure or pjrt.status_of(raised)
+        link = self._links.get(instruction.session)
+        if link is not None:
+            link.send(Fetched(instruction.wait_id, failure), contents)
+
+    def _answer_fetch(self, instruction: AnswerFetch) -> None:
+        link = self._links.get(instruction.session)
+        if link is not None:
+            link.send(Fetched(instruction.wait_id, instruction.failure))
+
+
+def _arguments(instruction: EnqueueLaunch, program: LoadedProgram) -> tuple[list[pjrt.Array], Status | None]:
+    """What PJRT is given, and the failure of an argument that failed after the core had looked.
+
+    Raises:
+        StatusError: such a failure, where no other host takes part. PjrtError: an argument was donated.
+        ValueError: it lies on other devices.
+    """
+    launch = instruction.launch
+    assert launch.program is not None
+    world, devices = program.world, program.devices
+    arguments: list[pjrt.Array] = []
+    late_failure = None
+    for array in launch.arguments:
+        value = array.value
+        if value is None:
+            if not launch.program.spans_hosts:
+                raise StatusError(array.failure or _UNSET)
+            if len(arguments) not in instruction.absent:
+                late_failure = array.failure
+            arguments.append(program.stand_in(len(arguments)))
+        else:
+            arguments.append(value.for_program(world, devices))
+    for position in launch.program.donated:
+        value = launch.arguments[position].value
+        if value is not None and (position in instruction.copied or value.is_shared):
+            arguments[position] = program.copied(arguments[position], value.placement)
+    return arguments, late_failure

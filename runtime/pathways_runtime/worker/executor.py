@@ -1,0 +1,114 @@
+"""The executor process: ``python -m pathways_runtime.worker.executor``. Started by the supervisor."""
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from pathways_runtime.core.ids import WorkerId
+from pathways_runtime.transport import addresses
+from pathways_runtime.transport.lifeline import watch_lifeline
+from pathways_runtime.worker import environment
+
+logger = logging.getLogger(__name__)
+
+#: ``<seed>:<longest>``: delay every launch by a random time up to so many seconds. For tests of the order.
+LAUNCH_DELAY_VARIABLE = "SLURM_PATHWAYS_TEST_LAUNCH_DELAY_S"
+
+_CONNECT_TIMEOUT_S = 10.0
+#: How long closing in good order may take before the process ends without it.
+_CLOSE_TIMEOUT_S = 2.0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run until the controller or the lifeline ends it. Never returns: threads may be inside collectives for good."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format=f"%(asctime)s %(levelname)s {options.name} executor: %(message)s",
+    )
+    watch_lifeline(options.lifeline_fd, lambda: _end(0, "whoever started this process is gone"))
+    environment.prepare(options.num_devices, options.worker_xla_flags)
+    # jaxlib reads the environment when it is loaded, so what imports it comes only now.
+    from pathways_runtime.worker.control import Executor, ExecutorConfig, Stopped
+    from pathways_runtime.worker.dispatch import LaunchDelay
+
+    seed, colon, longest_s = os.environ.get(LAUNCH_DELAY_VARIABLE, "").partition(":")
+    config = ExecutorConfig(
+        worker=WorkerId(options.worker_id),
+        name=options.name,
+        epoch=options.epoch,
+        num_devices=options.num_devices,
+        platform=options.platform,
+        compile_cache=options.compile_cache,
+        data_address=_data_address(options.data_listen, options.worker_id, options.epoch),
+        host_key=_host_key(),
+        force_sockets=options.force_sockets,
+        delay=LaunchDelay(int(seed), float(longest_s)) if colon else None,
+    )
+    try:
+        sock = addresses.connect(options.controller, _CONNECT_TIMEOUT_S)
+        executor = Executor(config, sock)
+    except OSError as failure:
+        _end(1, str(failure))
+        return
+    # What is there now lives as long as the process; collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    code, reason = 1, "the executor failed"
+    try:
+        executor.run()
+    except Stopped as stopped:
+        code, reason = 0, str(stopped)
+    except BaseException:
+        # Its state is not known any more. The supervisor starts another one.
+        logger.exception("the executor failed")
+    closing = threading.Thread(target=executor.close, name="close", daemon=True)
+    closing.start()
+    closing.join(_CLOSE_TIMEOUT_S)
+    _end(code, reason)
+
+
+def _end(code: int, reason: str) -> None:
+    """End at once, whatever threads are doing."""
+    logger.info("ends: %s", reason)
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pathways_runtime.worker.executor", description=__doc__)
+    parser.add_argument("--controller", required=True, metavar="ADDRESS", help="where the controller listens")
+    parser.add_argument("--worker-id", required=True, type=int)
+    parser.add_argument("--name", required=True, help="the host's name for people")
+    parser.add_argument("--epoch", required=True, type=int, help="which start of this worker's executor this is")
+    parser.add_argument("--num-devices", required=True, type=int)
+    parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--compile-cache", required=True, type=Path, metavar="DIR")
+    parser.add_argument(
+        "--data-listen", required=True, metavar="DIR|ADDRESS", help="where other executors reach the data plane"
+    )
+    parser.add_argument("--lifeline-fd", type=int)
+    parser.add_argument("--force-sockets", action="store_true", help="never use shared memory between executors")
+    parser.add_argument("--worker-xla-flags", metavar="FLAGS", help="XLA_FLAGS of this process")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    return parser
+
+
+def _data_address(listen: str, worker: int, epoch: int) -> str:
+    return listen if listen.startswith("unix:") else f"unix:{Path(listen).absolute()}/data-{worker}-{epoch}.sock"
+
+
+def _host_key() -> str:
+    """Equal in all processes of this user on this running system: they can pass memory over a Unix socket."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}-{os.getuid()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,498 @@
+"""The adapter to jaxlib: the only module that touches its private API.
+
+XLA reads the size of its thread pool from the environment when it is loaded, so ``worker.environment`` must have
+prepared the process before this module is imported. Everything here was measured with jax 0.10.2;
+``tests/worker/test_pjrt.py`` calls each function, so another jaxlib's differences show there.
+
+How a host's part of an array is represented: one ``Array`` whose aval has the shape of a *shard* and whose sharding is
+"replicated over the local devices of the array". The contents differ per device, which nobody checks. PJRT takes such
+an array as an argument of a program that spans hosts, in the order of the executable's local devices, and it costs the
+same however many hosts there are.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes  # noqa: F401 - registers the names of its types with numpy
+import numpy as np
+from jax._src import core as jax_core
+from jax._src.interpreters import mlir as jax_mlir
+from jaxlib import _hlo, _jax, lapack, xla_client
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.sharding import Shape
+from pathways_runtime.core.status import Code, Status
+
+# jaxlib has no types for these; the names say what they are.
+Client = Any
+Device = Any
+Array = Any
+Executable = Any
+Token = Any
+Sharding = Any
+DeviceList = Any
+CompileOptions = Any
+ResultHandler = Any
+
+PjrtError = jax.errors.JaxRuntimeError
+
+_ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
+_ALWAYS_COPY = _jax.ArrayCopySemantics.ALWAYS_COPY
+
+#: Host memory that XLA can use in place must be aligned to this.
+ALIGNMENT_BYTES = 64
+
+
+def jaxlib_version() -> str:
+    """For cache keys."""
+    return str(jax.lib.__version__)
+
+
+# Clients
+
+
+class Membership(NamedTuple):
+    """A client's place in a world of several hosts. The coordination service listens at ``coordinator_address``."""
+
+    coordinator_address: str
+    rank: int
+    num_members: int
+
+
+def make_cpu_client(num_devices: int, membership: Membership | None) -> tuple[Client, Any]:
+    """A CPU client; blocks until all members are there.
+
+    Returns:
+        The client, and what must be kept alive and shut down (``leave``) with it; None for a world of one.
+
+    Raises:
+        PjrtError: the others did not come in time.
+    """
+    # LAPACK's functions are looked up in SciPy at first use; without this a decomposition is a segmentation fault.
+    lapack._lapack.initialize()
+    if membership is None:
+        return xla_client.make_cpu_client(asynchronous=True, num_devices=num_devices), None
+    # No missed_heartbeat_callback: jaxlib aborts the process when it calls one. The timeouts equal the service's.
+    runtime = _jax.get_distributed_runtime_client(
+        membership.coordinator_address,
+        membership.rank,
+        init_timeout=60,
+        shutdown_timeout=5,
+        heartbeat_timeout=100,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    runtime.connect()
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname="127.0.0.1")
+    client = xla_client.make_cpu_client(
+        asynchronous=True,
+        distributed_client=runtime,
+        node_id=membership.rank,
+        num_nodes=membership.num_members,
+        collectives=collectives,
+        num_devices=num_devices,
+        get_local_topology_timeout_minutes=1,
+        get_global_topology_timeout_minutes=1,
+    )
+    return client, runtime
+
+
+def make_plugin_client(platform: str, membership: Membership | None) -> tuple[Client, Any]:
+    """A client of a PJRT plugin (cuda, tpu). Never run: the machines that this was built on have no accelerator."""
+    options: dict[str, Any] = dict(xla_client.generate_pjrt_gpu_plugin_options()) if platform == "cuda" else {}
+    runtime = None
+    if membership is not None:
+        runtime = _jax.get_distributed_runtime_client(
+            membership.coordinator_address,
+            membership.rank,
+            init_timeout=60,
+            shutdown_timeout=5,
+            heartbeat_timeout=100,
+            shutdown_on_destruction=False,
+            use_compression=True,
+        )
+        runtime.connect()
+        options |= {"node_id": membership.rank, "num_nodes": membership.num_members}
+    if not xla_client.pjrt_plugin_initialized(platform):
+        xla_client.initialize_pjrt_plugin(platform)
+    return xla_client.make_c_api_client(platform, options, runtime), runtime
+
+
+def describe_platform(platform: str) -> tuple[str, str]:
+    """(platform version, device kind). Makes a client of its own for a moment where that is cheap."""
+    if platform != "cpu":
+        # One client per process is all that an accelerator may allow; what these are is seen when worlds form.
+        return platform, platform
+    client = xla_client.make_cpu_client(asynchronous=True, num_devices=1)
+    return str(client.platform_version), str(client.local_devices()[0].device_kind)
+
+
+def leave(runtime: Any) -> None:
+    """Leave a world's coordination service in good order."""
+    runtime.shutdown()
+
+
+def devices_by_process(client: Client) -> dict[int, list[Device]]:
+    """All devices of a world by rank, each rank's in local order."""
+    found: dict[int, list[Device]] = {}
+    for device in sorted(client.devices(), key=lambda device: device.id):
+        found.setdefault(device.process_index, []).append(device)
+    return found
+
+
+# Placements: local devices in shard order
+
+
+def device_list(devices: Sequence[Device]) -> DeviceList:
+    """What calls that take an executable's or a copy's devices want."""
+    return _jax.DeviceList(tuple(devices))
+
+
+def replicated(devices: Sequence[Device], memory_kind: str | None) -> Sharding:
+    """The sharding of our arrays over these devices; see the module's docstring."""
+    mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("shard",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(), memory_kind=memory_kind)
+
+
+def single(device: Device, memory_kind: str | None) -> Sharding:
+    """The sharding of one shard."""
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+def default_memory_kind(device: Device) -> str:
+    """Where arrays lie unless somebody says otherwise."""
+    return str(device.default_memory().kind)
+
+
+# Arrays
+
+
+def dtype_of(kind: DType) -> np.dtype[Any]:
+    """The type of host buffers of this kind.
+
+    Raises:
+        ValueError: there is none (tokens, strings).
+    """
+    return np.dtype(kind.numpy_name)
+
+
+def put(buffers: Sequence[np.ndarray], sharding: Sharding, devices: Sequence[Device]) -> Array:
+    """An array of dense host buffers, one per device.
+
+    A buffer that is aligned to ``ALIGNMENT_BYTES`` is used in place and must not change any more; others are copied.
+    64-bit types stay 64 bits wide whatever JAX's configuration says.
+    """
+    aval = jax_core.ShapedArray(buffers[0].shape, buffers[0].dtype)
+    return _jax.batched_device_put(aval, sharding, list(buffers), list(devices), True, False, _ZERO_COPY, True)
+
+
+def shards(array: Array) -> list[Array]:
+    """An array's shards as arrays of one device each, in order. They share its memory.
+
+    Raises:
+        PjrtError: it was donated.
+    """
+    if array.is_deleted():
+        raise PjrtError("INVALID_ARGUMENT: Array has been deleted or donated.")
+    return list(array._arrays)
+
+
+def join(pieces: Sequence[Array], sharding: Sharding) -> Array:
+    """An array of single-device arrays, in order, sharing their memory."""
+    aval = jax_core.ShapedArray(pieces[0].shape, pieces[0].dtype)
+    return _jax.ArrayImpl(aval, sharding, list(pieces), True, True)
+
+
+def copy(array: Array, devices: DeviceList, sharding: Sharding) -> Array:
+    """A copy, shard by shard, to other devices, memories or clients.
+
+    Does not wait for ``array``'s computation; a program that is enqueued later may take over ``array``'s memory.
+    """
+    return _jax.batched_copy_array_to_devices_with_sharding([array], [devices], [sharding], [_ALWAYS_COPY])[0]
+
+
+def adopt(shard: Array, device: Device) -> Array:
+    """The same memory as an array of another client, in its default memory. Blocks until the shard is ready.
+
+    Raises:
+        PjrtError: this type of array cannot be shared between clients; ``copy`` can copy it.
+    """
+    return _jax.dlpack_managed_tensor_to_buffer(_jax.buffer_to_dlpack_managed_tensor(shard), device, None)
+
+
+def view(shard: Array) -> np.ndarray:
+    """A shard's contents, row-major and dense. Blocks until it is ready.
+
+    On CPU this is its memory itself; a program that would overwrite it copies as long as the view lives.
+
+    Raises:
+        PjrtError: what the computation failed with.
+    """
+    return np.ascontiguousarray(np.asarray(shard)).reshape(shard.shape)
+
+
+def is_ready(array: Array) -> bool:
+    """Whether all shards are computed (also when with a failure, or donated since): ``wait`` would not block."""
+    return bool(array.is_deleted() or array.is_ready())
+
+
+def wait(arrays: Sequence[Array]) -> None:
+    """Block until all are computed.
+
+    Raises:
+        PjrtError: the first failure.
+    """
+    _jax.batched_block_until_ready([array for array in arrays if not array.is_deleted()])
+
+
+def nbytes(array: Array) -> int:
+    """Bytes on this host."""
+    return 0 if array.is_deleted() else int(array.on_device_size_in_bytes()) * len(array.sharding.device_set)
+
+
+def delete(array: Array) -> None:
+    """Free its memory now, whoever still refers to it."""
+    array.delete()
+
+
+# Programs
+
+
+def result_handler(shape: Shape, dtype: np.dtype[Any], sharding: Sharding) -> ResultHandler:
+    """How ``execute`` wraps one output."""
+    aval = jax_core.ShapedArray(shape, dtype)
+    return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+
+
+def execute(
+    executable: Executable, arguments: Sequence[Array], handlers: Sequence[ResultHandler], launch_id: int
+) -> tuple[list[Array], Token]:
+    """Enqueue one execution. Returns before it is done, except that a small program of one device runs in the call.
+
+    Returns:
+        Its outputs, and a token to wait for (``wait_token``), which works even when the outputs have been donated.
+
+    Raises:
+        PjrtError: it could not be enqueued.
+    """
+    results = executable.execute_sharded(arguments, with_tokens=True, launch_id=launch_id)
+    token = results.consume_token()
+    return results.consume_with_handlers(handlers), token
+
+
+def wait_token(token: Token) -> None:
+    """Block until an execution is over.
+
+    Raises:
+        PjrtError: it failed.
+    """
+    token.block_until_ready()
+
+
+def compile_program(client: Client, program: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
+    """Compile and load StableHLO (a VHLO artifact or MLIR bytecode).
+
+    Raises:
+        PjrtError: the program or an option is wrong, or does not fit.
+    """
+    return client.compile_and_load(program, devices, options)
+
+
+def load_program(client: Client, serialized: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
+    """Load what ``serialize`` gave on any member of a world like this one.
+
+    Raises:
+        PjrtError: it is not such a thing, or of another version.
+    """
+    return client.deserialize_executable(serialized, devices, options)
+
+
+def serialize(executable: Executable) -> bytes:
+    """A compiled program as bytes."""
+    return bytes(executable.serialize())
+
+
+#: What a client's XLA_FLAGS may say that means the same here.
+_KEPT_DEBUG_OPTIONS = ("xla_backend_optimization_level", "xla_llvm_disable_expensive_passes")
+
+
+def parse_compile_options(serialized: bytes) -> CompileOptions:
+    """Raises ValueError if it is not a ``CompileOptionsProto``."""
+    try:
+        return xla_client.CompileOptions.ParseFromString(serialized)
+    except PjrtError as failure:
+        raise ValueError(f"not compile options: {failure}") from failure
+
+
+def replace_debug_options(options: CompileOptions, without: CompileOptions) -> CompileOptions:
+    """``without`` (the same options less the debug options) with those of our own XLA_FLAGS and the harmless ones of
+    ``options``. A client's flags name files and passes of its own machine and would break a worker."""
+    theirs = options.executable_build_options.debug_options
+    ours = without.executable_build_options.debug_options
+    for name in _KEPT_DEBUG_OPTIONS:
+        setattr(ours, name, getattr(theirs, name))
+    return without
+
+
+def serialized_assignment(options: CompileOptions) -> bytes | None:
+    """The device assignment as a ``DeviceAssignmentProto``."""
+    assignment = options.executable_build_options.device_assignment
+    return None if assignment is None else bytes(assignment.serialize())
+
+
+def set_assignment(options: CompileOptions, device_ids: Sequence[Sequence[int]]) -> None:
+    """``device_ids[replica][partition]``."""
+    assignment = xla_client.DeviceAssignment.create(np.array(device_ids, dtype=np.int64))
+    options.executable_build_options.device_assignment = assignment
+
+
+# What a compiled program says of itself
+
+
+class Signature(NamedTuple):
+    """Shapes and types of one device's shards, in order."""
+
+    parameters: list[tuple[Shape, DType]]
+    outputs: list[tuple[Shape, DType]]
+
+
+def optimized_module(executable: Executable) -> Any:
+    """The HLO module that XLA made."""
+    return executable.hlo_modules()[0]
+
+
+def module_bytes(module: Any) -> bytes:
+    """A serialized ``HloModuleProto``."""
+    return bytes(module.as_serialized_hlo_module_proto())
+
+
+def signature(serialized_module: bytes) -> Signature:
+    """What the program takes and gives per device."""
+    shape = _hlo.XlaComputation(serialized_module).program_shape()
+    result = shape.result_shape()
+    outputs = result.tuple_shapes() if result.is_tuple() else [result]
+    return Signature([_shape(s) for s in shape.parameter_shapes()], [_shape(s) for s in outputs])
+
+
+def _shape(shape: Any) -> tuple[Shape, DType]:
+    if shape.is_token():
+        return (), DType.TOKEN
+    return tuple(shape.dimensions()), _DTYPE_OF_NUMPY[shape.numpy_dtype().name]
+
+
+_DTYPE_OF_NUMPY = {kind.numpy_name: kind for kind in DType if kind not in (DType.TOKEN, DType.OPAQUE, DType.STRING)}
+
+_DTYPE_OF_MLIR = {
+    "i1": DType.PRED,
+    "i8": DType.S8,
+    "i16": DType.S16,
+    "i32": DType.S32,
+    "i64": DType.S64,
+    "i2": DType.S2,
+    "i4": DType.S4,
+    "ui1": DType.U1,
+    "ui2": DType.U2,
+    "ui4": DType.U4,
+    "ui8": DType.U8,
+    "ui16": DType.U16,
+    "ui32": DType.U32,
+    "ui64": DType.U64,
+    "f16": DType.F16,
+    "f32": DType.F32,
+    "f64": DType.F64,
+    "bf16": DType.BF16,
+    "complex<f32>": DType.C64,
+    "complex<f64>": DType.C128,
+    "f8E5M2": DType.F8E5M2,
+    "f8E4M3FN": DType.F8E4M3FN,
+    "f8E4M3B11FNUZ": DType.F8E4M3B11FNUZ,
+    "f8E5M2FNUZ": DType.F8E5M2FNUZ,
+    "f8E4M3FNUZ": DType.F8E4M3FNUZ,
+    "f8E4M3": DType.F8E4M3,
+    "f8E3M4": DType.F8E3M4,
+    "f8E8M0FNU": DType.F8E8M0FNU,
+    "f4E2M1FN": DType.F4E2M1FN,
+}
+
+
+def global_outputs(program: bytes) -> list[tuple[Shape, DType]]:
+    """Global shapes and types of a StableHLO program's outputs.
+
+    Raises:
+        ValueError: it has no function ``main``, or it cannot be parsed.
+    """
+    context = jax_mlir.make_ir_context()
+    try:
+        module = stablehlo.deserialize_portable_artifact(context, program)
+    except Exception:  # jaxlib raises several types for "not a portable artifact": it may be plain MLIR.
+        module = ir.Module.parse(program, context)
+    with context:
+        for operation in module.body.operations:
+            if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
+                function_type = ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value)
+                return [_mlir_shape(result) for result in function_type.results]
+    raise ValueError("the program has no function 'main'")
+
+
+def _mlir_shape(result: Any) -> tuple[Shape, DType]:
+    if not isinstance(result, ir.RankedTensorType):
+        return (), DType.TOKEN
+    tensor = ir.RankedTensorType(result)
+    return tuple(tensor.shape), _DTYPE_OF_MLIR[str(tensor.element_type)]
+
+
+def sharding_protos(shardings: Sequence[Any] | None) -> tuple[bytes, ...] | None:
+    """Serialized ``OpSharding`` values."""
+    return None if shardings is None else tuple(bytes(sharding.SerializeToString()) for sharding in shardings)
+
+
+def minor_to_major(layouts: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Of PJRT's layouts."""
+    return tuple(tuple(int(d) for d in layout._xla_layout().minor_to_major()) for layout in layouts)
+
+
+def output_memory_kinds(executable: Executable, num_outputs: int) -> tuple[str, ...]:
+    """One name per output."""
+    kinds = executable.get_output_memory_kinds()
+    return tuple(kinds[0]) if kinds else ("device",) * num_outputs
+
+
+def fingerprint(executable: Executable) -> bytes:
+    """Equal for equal programs; empty if PJRT has none."""
+    return bytes(executable.fingerprint or b"")
+
+
+def memory_stats(executable: Executable) -> dict[str, int]:
+    """By field name of ``CompiledMemoryStatsProto``."""
+    stats = executable.get_compiled_memory_stats()
+    names = [name for name in dir(stats) if name.endswith("_in_bytes")]
+    return {name: int(getattr(stats, name)) for name in names}
+
+
+def cost_analysis(executable: Executable) -> dict[str, float]:
+    """What XLA thinks an execution costs; numbers only."""
+    return {name: float(value) for name, value in executable.cost_analysis().items() if isinstance(value, int | float)}
+
+
+# Failures
+
+_CODE = re.compile(r"^([A-Z_]+): ", re.ASCII)
+#: What PJRT puts before the text of a failure that it passes on.
+_WRAPPERS = re.compile(r"^(?:INTERNAL: )?(?:Error dispatching computation|Error preparing computation): ")
+
+
+def status_of(failure: BaseException) -> Status:
+    """The first cause in what jaxlib raised: ``<CODE>: message``, without what PJRT wrapped around it."""
+    text = str(failure)
+    while (unwrapped := _WRAPPERS.sub("", text, count=1)) != text:
+        text = unwrapped
+    match = _CODE.match(text)
+    if match is not None and match[1] in Code.__members__ and match[1] != "OK":
+        return Status(Code[match[1]], text[match.end() :])
+    if not isinstance(failure, PjrtError):
+        text = f"{type(failure).__name__}: {text}"
+    return Status(Code.INTERNAL if isinstance(failure, PjrtError) else Code.UNKNOWN, text)

@@ -1,0 +1,206 @@
+"""Programs: from a client's StableHLO and options to something that this host can launch."""
+
+import functools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.core.sharding import Shape
+from pathways_runtime.core.worker.arrays import Program
+from pathways_runtime.wire.messages import ProgramMetadata
+from pathways_runtime.worker import pjrt, protobuf
+from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
+from pathways_runtime.worker.shards import Shards
+from pathways_runtime.worker.worlds import Placement, World
+
+# Field numbers of XLA's protobufs: xla.CompileOptionsProto, xla.ExecutableBuildOptionsProto.
+_OPTIONS_BUILD = 3
+_BUILD_DEBUG = 3
+# xla.DeviceAssignmentProto, its ComputationDevice.
+_ASSIGNMENT_COMPUTATIONS = 3
+_COMPUTATION_REPLICA_DEVICES = 1
+# xla.HloModuleProto, xla.HloInputOutputAliasProto, its AliasEntryProto.
+_MODULE_ALIAS = 8
+_ALIAS_ENTRIES = 1
+_ENTRY_PARAMETER = 2
+
+
+class LoadedProgram:
+    """An executable that is loaded here, with all that a launch needs. Immutable.
+
+    Attributes:
+        executable: PJRT's.
+        world: where it runs.
+        devices: this host's, in PJRT's order.
+        handlers, placements: per output.
+        parameters: (shape, kind) of one device's shard, per parameter.
+    """
+
+    __slots__ = ("devices", "executable", "handlers", "name", "parameters", "placements", "world")
+
+    def __init__(
+        self, executable: pjrt.Executable, world: World, devices: Sequence[DeviceId], compiled: CompiledProgram
+    ):
+        self.executable = executable
+        self.world = world
+        self.name = compiled.metadata.name
+        by_physical = {world.device(device).id: device for device in devices}
+        self.devices = tuple(by_physical[device.id] for device in executable.local_devices())
+        self.parameters = compiled.parameters
+        kinds = compiled.metadata.output_memory_kinds
+        self.placements: list[Placement] = [world.placement(self.devices, kind) for kind in kinds]
+        self.handlers = [
+            pjrt.result_handler(shape, pjrt.dtype_of(DType(kind)), placement.sharding)
+            for (shape, kind), placement in zip(compiled.outputs, self.placements, strict=True)
+        ]
+
+    def stand_in(self, position: int) -> pjrt.Array:
+        """An argument of the right form and no meaning, for a launch whose results are failures anyway."""
+        shape, kind = self.parameters[position]
+        zeros = np.zeros(shape, pjrt.dtype_of(DType(kind)))
+        placement = self.world.placement(self.devices, None)
+        return pjrt.put([zeros] * len(self.devices), placement.sharding, placement.physical)
+
+    def copied(self, array: pjrt.Array, original: Placement) -> pjrt.Array:
+        """A copy of an argument that the program may take over."""
+        placement = self.world.placement(self.devices, original.memory_kind)
+        return pjrt.copy(array, placement.device_list, placement.sharding)
+
+    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
+        """Enqueue one execution; see ``pjrt.execute``."""
+        outputs, token = pjrt.execute(self.executable, arguments, self.handlers, launch_id)
+        return tuple(map(Shards, outputs, self.placements)), token
+
+    def as_program(self, spans_hosts: bool, donated: tuple[int, ...]) -> Program:
+        """As the core sees it."""
+        return Program(self.devices, donated, spans_hosts, self)
+
+
+class Loaded:
+    """The outcome of ``load``."""
+
+    __slots__ = ("compiled", "is_from_cache", "program")
+
+    def __init__(self, program: Program, compiled: CompiledProgram, is_from_cache: bool) -> None:
+        self.program = program
+        self.compiled = compiled
+        self.is_from_cache = is_from_cache
+
+
+def load(world: World, devices: tuple[DeviceId, ...], program: bytes, options: bytes, cache: CompileCache) -> Loaded:
+    """Load a program on ``devices`` from the cache, or compile it and fill the cache.
+
+    Args:
+        devices: virtual, every device of the program.
+        options: the client's ``CompileOptionsProto``; device ids in it are virtual.
+
+    Raises:
+        PjrtError: it does not compile. ValueError: the program or the options are not what they should be.
+    """
+    settings = worker_options(options, world, devices)
+    physical = pjrt.device_list(world.devices([d for row in assignment(options, devices) for d in row]))
+    key = cache_key(program, settings.SerializeAsString(), _environment(world.client.platform_version))
+    compiled = cache.load(key)
+    if compiled is not None:
+        try:
+            executable = pjrt.load_program(world.client, compiled.executable, physical, settings)
+        except pjrt.PjrtError:
+            # What another build of jaxlib wrote, or a damaged entry with a good checksum: compile again.
+            compiled = None
+    is_from_cache = compiled is not None
+    if compiled is None:
+        executable = pjrt.compile_program(world.client, program, physical, settings)
+        compiled = describe(executable, program)
+        cache.store(key, compiled)
+    loaded = LoadedProgram(executable, world, devices, compiled)
+    spans_hosts = len(loaded.devices) != len(set(devices))
+    return Loaded(loaded.as_program(spans_hosts, compiled.donated), compiled, is_from_cache)
+
+
+@functools.cache
+def _environment(platform_version: str) -> str:
+    """What compiled code depends on besides program and options."""
+    return "\n".join([pjrt.jaxlib_version(), platform_version, cpu_features(), os.environ.get("XLA_FLAGS", "")])
+
+
+def assignment(options: bytes, devices: tuple[DeviceId, ...]) -> list[list[DeviceId]]:
+    """``[replica][partition]`` virtual devices, as the options say; else one replica over ``devices``."""
+    serialized = pjrt.serialized_assignment(pjrt.parse_compile_options(options))
+    if serialized is None:
+        return [list(devices)]
+    columns = []
+    for computation in protobuf.fields(serialized):
+        if computation.number == _ASSIGNMENT_COMPUTATIONS:
+            assert isinstance(computation.value, bytes)
+            replicas: list[DeviceId] = []
+            for field in protobuf.fields(computation.value):
+                if field.number == _COMPUTATION_REPLICA_DEVICES:
+                    replicas += map(DeviceId, protobuf.ints(field.value))
+            columns.append(replicas)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def worker_options(options: bytes, world: World, devices: tuple[DeviceId, ...]) -> pjrt.CompileOptions:
+    """The client's compile options as they fit this world: its devices, and none of the client's debug options."""
+    settings = pjrt.replace_debug_options(
+        pjrt.parse_compile_options(options),
+        pjrt.parse_compile_options(protobuf.without(options, _OPTIONS_BUILD, _BUILD_DEBUG)),
+    )
+    pjrt.set_assignment(settings, [[world.device(d).id for d in row] for row in assignment(options, devices)])
+    return settings
+
+
+def describe(executable: pjrt.Executable, program: bytes) -> CompiledProgram:
+    """All that is to be known of a compiled program."""
+    module = pjrt.optimized_module(executable)
+    serialized = pjrt.module_bytes(module)
+    signature = pjrt.signature(serialized)
+    outputs = pjrt.global_outputs(program)
+    donated = donated_parameters(serialized)
+    kinds = pjrt.output_memory_kinds(executable, len(outputs))
+    metadata = ProgramMetadata(
+        name=module.name,
+        fingerprint=pjrt.fingerprint(executable),
+        parameter_shardings=pjrt.sharding_protos(executable.get_parameter_shardings()),
+        output_shardings=pjrt.sharding_protos(executable.get_output_shardings()),
+        parameter_layouts=pjrt.minor_to_major(executable.get_parameter_layouts()),
+        output_layouts=pjrt.minor_to_major(executable.get_output_layouts()),
+        output_memory_kinds=kinds,
+        output_dtypes=tuple(int(kind) for _, kind in outputs),
+        output_shapes=tuple(shape for shape, _ in outputs),
+        donated_inputs=donated,
+        memory_stats=pjrt.memory_stats(executable),
+        generated_code_bytes=int(executable.size_of_generated_code_in_bytes()),
+        cost_analysis=pjrt.cost_analysis(executable),
+        text=module.to_string(),
+    )
+    return CompiledProgram(
+        executable=pjrt.serialize(executable),
+        metadata=metadata,
+        parameters=_encoded(signature.parameters),
+        outputs=_encoded(signature.outputs),
+        donated=donated,
+    )
+
+
+def _encoded(shapes: Sequence[tuple[Shape, DType]]) -> tuple[tuple[Shape, int], ...]:
+    return tuple((shape, int(kind)) for shape, kind in shapes)
+
+
+def donated_parameters(module: bytes) -> tuple[int, ...]:
+    """Parameters whose memory an output takes over, from a serialized ``HloModuleProto``."""
+    found: set[int] = set()
+    for alias in protobuf.fields(module):
+        if alias.number == _MODULE_ALIAS:
+            assert isinstance(alias.value, bytes)
+            for entry in protobuf.fields(alias.value):
+                if entry.number == _ALIAS_ENTRIES:
+                    assert isinstance(entry.value, bytes)
+                    numbers = {field.number: field.value for field in protobuf.fields(entry.value)}
+                    parameter = numbers.get(_ENTRY_PARAMETER, 0)
+                    assert isinstance(parameter, int)
+                    found.add(parameter)
+    return tuple(sorted(found))

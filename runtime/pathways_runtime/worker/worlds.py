@@ -1,0 +1,125 @@
+"""Worlds: the PJRT clients of this executor, and where arrays lie in them."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pathways_runtime.core.ids import DeviceId, HostIndex, WorldId
+from pathways_runtime.core.topology import Topology
+from pathways_runtime.worker import pjrt
+
+logger = logging.getLogger(__name__)
+
+
+class Placement:
+    """Local devices of one world in shard order, in one memory: where an array's shards lie on this host.
+
+    Interned by ``World.placement``, so that equal placements are the same object.
+
+    Attributes:
+        devices: virtual ids.
+        memory_kind: never None.
+        is_default_memory: whether that is the devices' default.
+        physical: the client's devices.
+        sharding: of arrays here, see ``pjrt``.
+    """
+
+    __slots__ = (
+        "device_list",
+        "devices",
+        "is_default_memory",
+        "memory_kind",
+        "physical",
+        "sharding",
+        "single_lists",
+        "singles",
+        "world",
+    )
+
+    def __init__(self, world: "World", devices: tuple[DeviceId, ...], memory_kind: str) -> None:
+        self.world = world
+        self.devices = devices
+        self.memory_kind = memory_kind
+        self.physical = [world.device(device) for device in devices]
+        self.is_default_memory = memory_kind == pjrt.default_memory_kind(self.physical[0])
+        self.sharding = pjrt.replicated(self.physical, memory_kind)
+        self.device_list = pjrt.device_list(self.physical)
+        self.singles = [pjrt.single(device, memory_kind) for device in self.physical]
+        self.single_lists = [pjrt.device_list([device]) for device in self.physical]
+
+    def __repr__(self) -> str:
+        return f"<placement on devices {self.devices} in {self.memory_kind} of world {self.world.id}>"
+
+
+class World:
+    """One PJRT client and which virtual devices its devices are.
+
+    Args:
+        hosts: the members in rank order.
+        rank: of this host.
+    """
+
+    def __init__(
+        self,
+        world: WorldId,
+        topology: Topology,
+        hosts: tuple[HostIndex, ...],
+        rank: int,
+        client: pjrt.Client,
+        runtime: Any,
+    ) -> None:
+        self.id = world
+        self.hosts = hosts
+        self.rank = rank
+        self.client = client
+        self._topology = topology
+        self._runtime = runtime
+        self._by_process = pjrt.devices_by_process(client)
+        self._rank_of = {host: place for place, host in enumerate(hosts)}
+        self._placements: dict[tuple[tuple[DeviceId, ...], str | None], Placement] = {}
+
+    def device(self, device: DeviceId) -> pjrt.Device:
+        """The client's device for a virtual one.
+
+        Raises:
+            KeyError: it is not in this world.
+        """
+        rank = self._rank_of[self._topology.host_of(device)]
+        return self._by_process[rank][self._topology.local_index_of(device)]
+
+    def devices(self, devices: Sequence[DeviceId]) -> list[pjrt.Device]:
+        """Several of them."""
+        return [self.device(device) for device in devices]
+
+    def placement(self, devices: tuple[DeviceId, ...], memory_kind: str | None) -> Placement:
+        """The placement on local devices; None is their default memory."""
+        key = (devices, memory_kind)
+        found = self._placements.get(key)
+        if found is None:
+            kind = memory_kind or pjrt.default_memory_kind(self.device(devices[0]))
+            found = self._placements.get((devices, kind))
+            if found is None:
+                found = self._placements[(devices, kind)] = Placement(self, devices, kind)
+            self._placements[key] = found
+        return found
+
+
+def form(
+    world: WorldId,
+    topology: Topology,
+    platform: str,
+    hosts: tuple[HostIndex, ...],
+    rank: int,
+    coordinator_address: str,
+) -> World:
+    """Make this host's client of a world; blocks until all members are there.
+
+    Raises:
+        PjrtError: they did not come in time.
+    """
+    membership = None if len(hosts) == 1 else pjrt.Membership(coordinator_address, rank, len(hosts))
+    if platform == "cpu":
+        client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership)
+    else:
+        client, runtime = pjrt.make_plugin_client(platform, membership)
+    return World(world, topology, hosts, rank, client, runtime)
