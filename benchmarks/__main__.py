@@ -1,0 +1,49 @@
+"""``python -m benchmarks``: measures the rows and prints the table."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from benchmarks import peers
+from benchmarks.measure import Row, ordered_rows, table
+from benchmarks.workloads import TOPICS
+
+assert TOPICS, "importing the topics registers their rows"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, metavar="[ROWS]...")
+@click.option("--list", "only_list", is_flag=True, help="List the names of rows.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the table to this file, too.")
+@click.option("--peers/--no-peers", "with_peers", default=True, help="Measure Ray, Monarch and Dask where installed.")
+def main(names: tuple[str, ...], only_list: bool, output: Path | None, with_peers: bool) -> None:
+    """Measure ROWS (default: all), each side by side with what a user would run instead, and print a table."""
+    by_name = ordered_rows()
+    if only_list:
+        click.echo("\n".join(by_name))
+        return
+    if unknown := sorted(set(names) - set(by_name)):
+        raise click.UsageError(f"no rows called {', '.join(unknown)}; there are {', '.join(by_name)}")
+    measured: list[Row] = []
+    failed: list[str] = []
+    for name in names or by_name:
+        click.echo(f"measuring {name} ...", err=True)
+        try:
+            measured.extend(by_name[name]())
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+            click.echo(failed[-1], err=True)
+    text = table(measured)
+    if with_peers and not names:
+        text += "\n\n" + peers.table()
+    if failed:
+        text += "\n\nNot measured:\n\n" + "\n".join(f"* {line}" for line in failed)
+    click.echo(text)
+    if output is not None:
+        output.write_text(text + "\n")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Runs one workload in this process: ``python -m benchmarks.workloads NAME JSON-ARGUMENTS``; prints figures as JSON."""
+
+import json
+import sys
+
+from benchmarks import collectives, dispatch, memory, startup, transfers
+from benchmarks.measure import WORKLOADS
+
+#: Importing a topic registers its workloads.
+TOPICS = (dispatch, collectives, transfers, startup, memory)
+
+if __name__ == "__main__":
+    name, arguments = sys.argv[1], json.loads(sys.argv[2])
+    print(json.dumps(WORKLOADS[name](**arguments)))
