@@ -1,6 +1,7 @@
 """The one order: what goes out at once, what is held, and what releases it."""
 
 import pytest
+
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.status import Code, Status
@@ -206,3 +207,27 @@ def test_a_session_that_ends_takes_what_it_holds_with_it_and_makes_room(driver):
     assert [q["launches_in_flight"] for q in driver.core.report(0)["queues"]] == [2, 2, 0, 0]
     driver.acknowledge(0, 2)
     driver.acknowledge(1, 2, transfers=((a, 3),))
+
+
+def test_a_free_credit_is_kept_for_the_gang_whose_turn_it_is(driver):
+    wide, narrow, other = driver.attach(1), driver.attach(2), driver.attach(3)
+    assert driver.submit(Operation(wide, 1, (1,)), Operation(wide, 2, (1,)), Operation(wide, 3, ALL)) == [1, 2]
+    # Host 0 is idle, and this session holds nothing; still the gang came first.
+    assert driver.submit(Operation(narrow, 1, (0,)), peer=2) == []
+    assert driver.waiting()[f"launch 1 of session {narrow}"] == "its turn among launches that share its hosts"
+    # Hosts of which the gang is not a part would not wait; what frees them must not let anybody pass.
+    assert driver.submit(*(Operation(other, n, (3,)) for n in (1, 2, 3)), peer=3) == []
+    driver.acknowledge(1, 1)
+    assert [o.session for _, o in driver.streams[0]] == [wide, narrow]
+
+
+def test_hosts_that_become_free_elsewhere_let_nobody_pass_the_gang():
+    driver = Driver(FOUR, max_launches_in_flight=1).start()
+    wide, narrow, other = driver.attach(1), driver.attach(2), driver.attach(3)
+    assert driver.submit(Operation(wide, 1, (1,)), Operation(wide, 2, (0, 1))) == [1]
+    assert driver.submit(Operation(other, 1, (3,)), Operation(other, 2, (3,)), peer=3) == [1]
+    assert driver.submit(Operation(narrow, 1, (0,)), peer=2) == []
+    assert driver.acknowledge(3, 1) == [2]
+    assert driver.streams[0] == []
+    assert driver.acknowledge(1, 1) == [2]
+    assert driver.acknowledge(0, 1) == [1]

@@ -1,0 +1,189 @@
+"""Random sessions, losses and acknowledgements, held against a second, simple statement of the contract."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from pathways_runtime.core.controller import events as ev
+from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.controller_driver import Driver, Operation
+
+NUM_HOSTS = 4
+LIMIT = 3
+host_sets = st.sets(st.integers(0, NUM_HOSTS - 1), min_size=1).map(lambda hosts: tuple(sorted(hosts)))
+
+
+class OrderMachine(RuleBasedStateMachine):
+    sessions = Bundle("sessions")
+
+    @initialize()
+    def start(self):
+        self.driver = Driver(Topology(2, 2, 1, "cpu"), max_launches_in_flight=LIMIT).start()
+        self.submitted = {}
+        self.next_op = {}
+        self.next_handle = {}
+        # What the machine knows by itself, from instructions only.
+        self.place = {}
+        self.in_flight = [0] * NUM_HOSTS
+        self.started = set()
+        self.lost = set()
+        self.abandoned = set()
+        self.num_attached = 0
+
+    def note(self, out):
+        for instruction in out:
+            if isinstance(instruction, ins.Dispatch):
+                operation = instruction.submission
+                key = (operation.session, operation.op_id)
+                assert key not in self.place, f"{key} went out twice"
+                self.place[key] = instruction.seq
+                assert instruction.group.hosts == tuple(h for h in operation.hosts if h not in self.lost)
+                if operation.is_launch:
+                    for host in instruction.group.hosts:
+                        self.in_flight[host] += 1
+                self.check_ready(operation)
+            elif isinstance(instruction, ins.Substitute):
+                key = (instruction.session, instruction.operation.op_id)
+                self.abandoned.add(key)
+                self.place.setdefault(key, instruction.seq)
+            elif isinstance(instruction, ins.ChangeHost):
+                self.lost.add(instruction.host)
+
+    def check_ready(self, operation):
+        session, op_id = operation.session, operation.op_id
+        earlier = [o for (s, n), o in self.submitted.items() if s == session and n < op_id]
+        for other in earlier:
+            touches = set(operation.reads) | set(operation.consumes) | set(operation.writes)
+            changes = set(operation.consumes) | set(operation.writes)
+            must_precede = touches & (set(other.writes) | set(other.consumes)) or changes & set(other.reads)
+            if must_precede:
+                assert (session, other.op_id) in self.place, f"{operation} went out before {other}"
+        for transfer in operation.after_transfers:
+            key = (session, transfer)
+            assert key in self.place
+            if key not in self.abandoned:
+                for sender in self.submitted[key].senders:
+                    assert (*key, sender) in self.started or sender in self.lost
+
+    @rule(target=sessions)
+    def attach(self):
+        self.num_attached += 1
+        session = self.driver.attach(self.num_attached)
+        assert session == self.num_attached
+        self.next_op[session] = self.next_handle[session] = 1
+        return session
+
+    @rule(session=sessions, data=st.data())
+    def submit(self, session, data):
+        batch = []
+        for _ in range(data.draw(st.integers(1, 4), label="operations")):
+            op_id = self.next_op[session]
+            self.next_op[session] += 1
+            handles = list(range(1, self.next_handle[session]))
+            some = st.lists(st.sampled_from(handles), max_size=3, unique=True) if handles else st.just([])
+            reads = tuple(data.draw(some, label="reads"))
+            consumed = tuple(data.draw(some, label="consumes"))
+            hosts = data.draw(host_sets, label="hosts")
+            kind = data.draw(st.sampled_from(["launch", "transfer", "make", "delete"]), label="kind")
+            writes = () if kind == "delete" else (self.next_handle[session],)
+            self.next_handle[session] += len(writes)
+            transfers = [n for (s, n), o in self.submitted.items() if s == session and o.is_transfer]
+            after = data.draw(st.lists(st.sampled_from(transfers), max_size=2, unique=True)) if transfers else []
+            senders = tuple(h for h in hosts if data.draw(st.booleans(), label="sends")) if kind == "transfer" else ()
+            operation = Operation(
+                session,
+                op_id,
+                hosts,
+                is_launch=kind == "launch",
+                is_transfer=kind == "transfer",
+                senders=senders,
+                reads=reads,
+                writes=writes,
+                consumes=consumed,
+                after_transfers=tuple(after),
+            )
+            self.submitted[session, op_id] = operation
+            batch.append(operation)
+        out = self.driver.send(ev.OperationsSubmitted(session, batch, self.driver.now_ns))
+        assert not any(isinstance(i, ins.Refuse) for i in out)
+        self.note(out)
+
+    @rule(host=st.integers(0, NUM_HOSTS - 1), data=st.data())
+    def complete(self, host, data):
+        if host not in self.lost and self.in_flight[host]:
+            count = data.draw(st.integers(1, self.in_flight[host]), label="completed")
+            self.acknowledge(host, count, ())
+
+    @rule(data=st.data())
+    def start_transfers(self, data):
+        pending = self.pending_starts()
+        if pending:
+            session, op_id, host = data.draw(st.sampled_from(pending), label="started")
+            self.acknowledge(host, 0, ((session, op_id),))
+
+    def pending_starts(self):
+        return [
+            (*key, host)
+            for key in self.place
+            if key not in self.abandoned and (operation := self.submitted[key]).is_transfer
+            for host in operation.senders
+            if host not in self.lost and (*key, host) not in self.started
+        ]
+
+    def acknowledge(self, host, count, transfers):
+        self.in_flight[host] -= count
+        self.started |= {(*key, host) for key in transfers}
+        self.note(self.driver.send(ev.Acknowledged(1000 + host, count, transfers)))
+
+    @precondition(lambda self: len(self.lost) < NUM_HOSTS - 1)
+    @rule(host=st.integers(0, NUM_HOSTS - 1), knows_why=st.booleans())
+    def lose(self, host, knows_why):
+        if host in self.lost:
+            return
+        self.note(self.driver.send(ev.PeerClosed(1000 + host, "closed", self.driver.now_ns)))
+        if knows_why:
+            self.note(self.driver.send(ev.ExecutorExited(host, 1, -11, "", self.driver.now_ns)))
+            assert host in self.lost
+
+    @rule(seconds=st.sampled_from([0.25, 0.75]))
+    def wait(self, seconds):
+        self.note(self.driver.pass_time(seconds))
+
+    @rule(session=consumes(sessions))
+    def detach(self, session):
+        self.note(self.driver.send(ev.SessionDetached(session, session)))
+        self.submitted = {key: o for key, o in self.submitted.items() if key[0] != session or key in self.place}
+
+    @invariant()
+    def nobody_has_too_much_in_flight(self):
+        if hasattr(self, "driver"):
+            queues = self.driver.core.report(self.driver.now_ns)["queues"]
+            for host in range(NUM_HOSTS):
+                assert self.in_flight[host] <= LIMIT
+                if host not in self.lost:
+                    assert queues[host]["launches_in_flight"] == self.in_flight[host]
+
+    def teardown(self):
+        if not hasattr(self, "driver"):
+            return
+        self.note(self.driver.pass_time(1.0))
+        for _ in range(4 * len(self.submitted) + 4):
+            if not self.driver.waiting():
+                break
+            for host in range(NUM_HOSTS):
+                if host not in self.lost and self.in_flight[host]:
+                    self.acknowledge(host, self.in_flight[host], ())
+            for session, op_id, host in self.pending_starts():
+                self.acknowledge(host, 0, ((session, op_id),))
+        assert self.driver.waiting() == {}, "something waits though everybody has done what was asked"
+        attached = {entry["id"] for entry in self.driver.core.report(0)["sessions"]}
+        assert {key for key in self.submitted if key[0] in attached} <= self.place.keys()
+        orders = [[seq for seq, _ in self.driver.streams[host]] for host in range(NUM_HOSTS)]
+        assert all(order == sorted(set(order)) for order in orders)
+
+
+OrderMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestOrderMachine = OrderMachine.TestCase
