@@ -92,7 +92,7 @@ def chains_of_known_duration(durations_ms: list[float], num_calls: int = 60, rep
 
 @rows(3)
 def psum_across_slices() -> Iterator[Row]:
-    """"""
+    """The chain of gloo's smallest sum."""
     with local_runtime(2, 2, 2) as runtime:
         ours = run_workload("chain_of_psums", runtime.environment())["calls_per_s"]
     plain = run_on_processes("chain_of_psums", num_processes=4, devices_per_process=2)["calls_per_s"]
@@ -108,7 +108,7 @@ def psum_across_slices() -> Iterator[Row]:
 
 @rows(5)
 def break_even() -> Iterator[Row]:
-    """the shortest program for which a chain is as fast as without a controller."""
+    """The shortest program for which a chain is as fast as without a controller."""
     environ = with_sleep(clean_environment())
     durations = list(DURATIONS_MS)
     with local_runtime(1, 4, 1, environ=environ) as runtime:

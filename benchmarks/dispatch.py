@@ -112,7 +112,7 @@ def wide_train_step(num_parameters: int = 200, num_steps: int = 100, repeats: in
 
 @rows(1)
 def calls_on_one_device() -> Iterator[Row]:
-    """one device."""
+    """One device."""
     with local_runtime(1, 1, 1) as runtime:
         ours = _both(runtime.environment())
     plain = _both(plain_environment())
@@ -141,7 +141,7 @@ def _both(environ: dict[str, str]) -> Figures:
 
 @rows(2)
 def calls_on_four_slices() -> Iterator[Row]:
-    """four single-host slices."""
+    """Four single-host slices."""
     with local_runtime(4, 1, 1) as runtime:
         ours = run_workload("one_call_on_each", runtime.environment())
     plain = run_workload("one_call_on_each", plain_environment(4))
@@ -157,7 +157,7 @@ def calls_on_four_slices() -> Iterator[Row]:
 
 @rows(4)
 def wide_train_steps() -> Iterator[Row]:
-    """many parameter arrays on one slice of two hosts."""
+    """Many parameter arrays on one slice of two hosts."""
     with local_runtime(1, 2, 1) as runtime:
         ours = run_workload("wide_train_step", runtime.environment())
     plain: Any = run_on_processes("wide_train_step", num_processes=2, devices_per_process=1)

@@ -34,7 +34,7 @@ def resident_bytes(pid: int) -> int:
 
 @rows(9)
 def memory_after_many_calls() -> Iterator[Row]:
-    """"""
+    """After a warm-up, so that growth is not the first allocation of anything."""
     warm, many = 20_000, 200_000
     with local_runtime(1, 1, 1) as runtime:
         pids = [runtime.pids()[name] for name in ("controller", "proxy-0")]

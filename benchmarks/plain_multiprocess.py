@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.measure import PROJECT, WORKLOAD_TIMEOUT_S, Figures, clean_environment
 
-#: XLA's thread pool. With the default, the number of cores, two devices in a process deadlock in gloo on small machines.
+#: XLA's thread pool. With as few threads as cores, two devices of a process deadlock in gloo on small machines.
 _NUM_THREADS = 16
 
 

@@ -97,7 +97,7 @@ def two_stages(stage_ms: float, num_bytes: int, num_microbatches: int = 16, repe
 
 @rows(6)
 def between_workers() -> Iterator[Row]:
-    """shared memory and sockets."""
+    """Shared memory and sockets."""
     copy = memory_copy_bytes_per_s()
     with local_runtime(1, 2, 1) as runtime:
         shared = run_workload("worker_to_worker", runtime.environment())["bytes_per_s"]
@@ -124,7 +124,7 @@ def between_workers() -> Iterator[Row]:
 
 @rows(7)
 def between_client_and_device() -> Iterator[Row]:
-    """"""
+    """Each way, with the copy that the user sees."""
     with local_runtime(1, 1, 1) as runtime:
         ours = run_workload("client_and_back", runtime.environment())
     plain = run_workload("client_and_back", plain_environment())
@@ -141,7 +141,7 @@ def between_client_and_device() -> Iterator[Row]:
 
 @rows(8)
 def overlap() -> Iterator[Row]:
-    """what is left of the ideal, in which transfers take no time, when they do."""
+    """What is left of the ideal, in which transfers take no time, when they do."""
     stage_ms, num_microbatches = 30.0, 16
     with local_runtime(2, 1, 1, environ=with_sleep(clean_environment())) as runtime:
         figures = run_workload(
