@@ -34,7 +34,7 @@ from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecor
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
 #: From the controller, when a host's executor has registered; ``name`` is the host's.
-HOST_READY_EVENT = "executor"
+HOST_READY_EVENT = "host_ready"
 #: From the controller, when the runtime cannot become ready any more; ``reason`` says why.
 FAILED_EVENT = "failed"
 #: From controller and proxy, once they accept connections.
