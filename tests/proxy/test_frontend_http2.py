@@ -5,15 +5,18 @@ The backend is scripted: it says what it is called with, and holds what the test
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 import uvloop
+
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.proxy.frontend import HOST_BUFFER_METADATA_KEY, SESSION_METADATA_KEY
 from pathways_runtime.proxy.frontend_grpc import GrpcFrontend
@@ -505,3 +508,48 @@ def test_the_peer_is_named(tmp_path):
             assert backend.peers == [f"pid {os.getpid()} of uid {os.getuid()}"]
 
     asyncio.run(scenario())
+
+
+def test_what_a_call_holds_is_free_at_its_end(tmp_path):
+    """Host buffers are large: reference cycles would keep several until the collector comes by."""
+
+    async def scenario():
+        async with asyncio.timeout(60), serving(Http2Frontend, tmp_path) as (backend, client, _):
+            uploads, contents = weakref.WeakSet(), weakref.WeakSet()
+            make_upload = backend.open_upload
+
+            def open_upload(metadata):
+                upload = make_upload(metadata)
+                uploads.add(upload)
+                return upload
+
+            backend.open_upload = open_upload
+            assert await client.store([b"x"]) == b"stored"
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await client.store([b"bad"])
+
+            class Messages:
+                def __iter__(self):
+                    return self
+
+                def __next__(self):
+                    return bytes(MIB)
+
+            endless = Messages()
+            contents.add(endless)
+            backend.lookups[b"h"] = endless
+            call = client.lookup(b"h")
+            await call.read()
+            del endless, backend.lookups[b"h"]
+            call.cancel()
+            session = client.session()
+            await session.write(b"x")
+            await session.read()
+            assert list(uploads) == [] and list(contents) == []
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

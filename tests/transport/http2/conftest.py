@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import hpack
 import pytest
+
 from pathways_runtime.transport.http2 import frames
 from pathways_runtime.transport.http2.connection import Limits, ServerConnection
 from pathways_runtime.transport.http2.events import AnyEvent

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from pathways_runtime.transport.http2 import frames
 from pathways_runtime.transport.http2.connection import Limits
 from pathways_runtime.transport.http2.events import (

@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pathways_runtime.transport.http2 import frames
 from pathways_runtime.transport.http2.connection import Limits
 from pathways_runtime.transport.http2.events import ConnectionFailed, MessagesReceived

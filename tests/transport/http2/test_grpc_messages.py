@@ -2,6 +2,7 @@ import hpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pathways_runtime.transport.http2 import grpc_messages, headers
 from pathways_runtime.transport.http2.frames import ConnectionFault, ErrorCode
 from pathways_runtime.transport.http2.grpc_messages import (

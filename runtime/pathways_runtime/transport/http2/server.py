@@ -54,18 +54,19 @@ class CallHandler(Protocol):
 class Call:
     """One call as its service sees it. Everything sent after the call's end is dropped."""
 
-    __slots__ = ("_protocol", "_stream_id", "handler", "metadata", "path")
+    __slots__ = ("_protocol", "handler", "metadata", "path", "stream_id")
 
     def __init__(self, protocol: "_Http2Protocol", stream_id: int, path: str, metadata: Metadata) -> None:
         self._protocol = protocol
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         self.path = path
         self.metadata = metadata
+        #: None once the call is over: handlers know their calls, and what they hold must not wait for the collector.
         self.handler: CallHandler | None = None
 
     def send(self, messages: Iterable[Buffer], metadata: Metadata = ()) -> None:
         """Answer with messages, in order; they must not change later. ``metadata`` goes only with the first."""
-        self._protocol.connection.send_messages(self._stream_id, messages, metadata)
+        self._protocol.connection.send_messages(self.stream_id, messages, metadata)
         self._protocol.schedule_flush()
 
     def send_all(self, messages: Iterator[Buffer]) -> None:
@@ -73,24 +74,25 @@ class Call:
 
         An exception from the iterator ends the call with status INTERNAL. It is dropped when the call is over.
         """
-        self._protocol.producers[self._stream_id] = (self, messages)
-        self._protocol.schedule_flush()
+        if self.stream_id in self._protocol.calls:
+            self._protocol.producers[self.stream_id] = (self, messages)
+            self._protocol.schedule_flush()
 
     def finish(self, code: int = GrpcCode.OK, message: str = "", metadata: Metadata = ()) -> None:
         """End the call with a status, behind the messages."""
-        self._protocol.calls.pop(self._stream_id, None)
-        self._protocol.connection.finish(self._stream_id, code, message, metadata)
+        self._protocol.forget(self.stream_id)
+        self._protocol.connection.finish(self.stream_id, code, message, metadata)
         self._protocol.schedule_flush()
 
     def pause(self) -> None:
         """Take no more messages after those handed over; the client is held back once its window is used up."""
-        self._protocol.connection.pause(self._stream_id)
+        self._protocol.connection.pause(self.stream_id)
 
     def resume(self) -> None:
         """Undo ``pause``. What has come meanwhile is handed over before this returns, or until it is paused again."""
         connection = self._protocol.connection
-        connection.resume(self._stream_id)
-        while (event := connection.next_held(self._stream_id)) is not None:
+        connection.resume(self.stream_id)
+        while (event := connection.next_held(self.stream_id)) is not None:
             self._protocol.dispatch([event])
         self._protocol.schedule_flush()
 
@@ -101,7 +103,7 @@ class Call:
 
     def unsent_bytes(self) -> int:
         """How much of the answer waits for the client to give room."""
-        return self._protocol.connection.unsent_bytes(self._stream_id)
+        return self._protocol.connection.unsent_bytes(self.stream_id)
 
 
 #: Starts to serve a call: its handler, or None for a method that does not exist. The call may be answered at once.
@@ -185,9 +187,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
                     except Exception:
                         self._fail_call(call)
             case StreamCancelled():
-                call = self.calls.pop(event.stream_id, None)
-                if call is not None and call.handler is not None:
-                    self._cancel(call, event.reason)
+                self._cancel(event.stream_id, event.reason)
             case GoAwayReceived():
                 logger.debug("a client opens no more calls: code=%d %s", event.code, event.reason)
             case ConnectionFailed():
@@ -232,28 +232,36 @@ class _Http2Protocol(asyncio.BufferedProtocol):
             return
         if handler is None:
             call.finish(GrpcCode.UNIMPLEMENTED, f"there is no method {event.path}")
-        else:
+        elif event.stream_id in self.calls:
+            # Not answered already.
             call.handler = handler
 
     def _fail_call(self, call: Call) -> None:
         logger.exception("call ended, its handler failed: path=%s", call.path)
-        if self.calls.get(call._stream_id) is call:
-            call.finish(GrpcCode.INTERNAL, "the server failed; see its log")
-            if call.handler is not None:
-                self._cancel(call, "its handler failed")
+        self.connection.finish(call.stream_id, GrpcCode.INTERNAL, "the server failed; see its log")
+        self._cancel(call.stream_id, "its handler failed")
+        self.schedule_flush()
 
-    def _cancel(self, call: Call, reason: str) -> None:
-        assert call.handler is not None
-        try:
-            call.handler.cancelled(reason)
-        except Exception:
-            logger.exception("a handler failed when its call was cancelled: path=%s", call.path)
+    def forget(self, stream_id: int) -> CallHandler | None:
+        """A call is over; its handler, if it was not over before."""
+        self.producers.pop(stream_id, None)
+        call = self.calls.pop(stream_id, None)
+        if call is None:
+            return None
+        handler, call.handler = call.handler, None
+        return handler
+
+    def _cancel(self, stream_id: int, reason: str) -> None:
+        handler = self.forget(stream_id)
+        if handler is not None:
+            try:
+                handler.cancelled(reason)
+            except Exception:
+                logger.exception("a handler failed when its call was cancelled: %s", reason)
 
     def _cancel_calls(self, reason: str) -> None:
-        calls, self.calls = self.calls, {}
-        for call in calls.values():
-            if call.handler is not None:
-                self._cancel(call, reason)
+        for stream_id in tuple(self.calls):
+            self._cancel(stream_id, reason)
 
     def _flush(self) -> None:
         # Stays due while output is gathered: what producers finish meanwhile leaves with it.
@@ -276,19 +284,14 @@ class _Http2Protocol(asyncio.BufferedProtocol):
     def _produce(self) -> None:
         """Ask producers for as much as may soon be sent."""
         for stream_id, (call, messages) in tuple(self.producers.items()):
-            if stream_id not in self.calls:
-                del self.producers[stream_id]
-                continue
             try:
                 while self.connection.unsent_bytes(stream_id) < _OUTPUT_BYTES:
                     message = next(messages, None)
                     if message is None:
-                        del self.producers[stream_id]
                         call.finish()
                         break
                     self.connection.send_messages(stream_id, (message,))
             except Exception:
-                self.producers.pop(stream_id, None)
                 self._fail_call(call)
 
 
