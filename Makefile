@@ -63,7 +63,7 @@ test: lint
 	$(VENV)/bin/pytest --wheel $(VENV)/dist $(PYTEST_ARGS)
 
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
-	$(VENV)/bin/python benchmarks/run.py $(BENCH_ARGS)
+	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist slurm_pathways.egg-info
