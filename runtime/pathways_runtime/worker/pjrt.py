@@ -187,7 +187,16 @@ def put(buffers: Sequence[np.ndarray], sharding: Sharding, devices: Sequence[Dev
     64-bit types stay 64 bits wide whatever JAX's configuration says.
     """
     aval = jax_core.ShapedArray(buffers[0].shape, buffers[0].dtype)
-    return _jax.batched_device_put(aval, sharding, list(buffers), list(devices), True, False, _ZERO_COPY, True)
+    if all(buffer is buffers[0] for buffer in buffers):
+        return _jax.batched_device_put(aval, sharding, list(buffers), list(devices), True, False, _ZERO_COPY, True)
+    # jaxlib looks at the sharding, which says that all shards are equal, and would put the first buffer everywhere.
+    pieces = [
+        _jax.batched_device_put(
+            aval, single(device, sharding.memory_kind), [buffer], [device], True, False, _ZERO_COPY, True
+        )
+        for buffer, device in zip(buffers, devices, strict=True)
+    ]
+    return join(pieces, sharding)
 
 
 def shards(array: Array) -> list[Array]:
@@ -251,7 +260,7 @@ def wait(arrays: Sequence[Array]) -> None:
 
 def nbytes(array: Array) -> int:
     """Bytes on this host."""
-    return 0 if array.is_deleted() else int(array.on_device_size_in_bytes()) * len(array.sharding.device_set)
+    return 0 if array.is_deleted() else int(array.on_device_size_in_bytes())
 
 
 def delete(array: Array) -> None:
