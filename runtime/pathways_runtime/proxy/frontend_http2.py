@@ -91,30 +91,37 @@ class _Refused:
 
 
 class _Http2Connection:
-    """One IfrtSession stream; see ``frontend.Connection``."""
+    """One IfrtSession stream; see ``frontend.Connection``. Responses of one turn of the loop go out together."""
 
-    __slots__ = ("_call", "_is_over", "_is_paused", "session")
+    __slots__ = ("_call", "_is_flush_due", "_is_over", "_is_paused", "_loop", "_outgoing", "session")
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: list[bytes] = []
+        self._is_flush_due = False
         self._is_over = False
         self._is_paused = False
         self.session: Session | None = None
 
     def send(self, response: bytes) -> None:
         if not self._is_over:
-            self._call.send((response,))
+            self._outgoing.append(response)
+            if not self._is_flush_due:
+                self._is_flush_due = True
+                self._loop.call_soon(self._flush)
 
     def close(self, status: Status | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        self._flush()
         if status is None:
             self._call.finish()
         else:
             _fail(self._call, status)
         # Not from within: the session that closes is still at work.
-        asyncio.get_running_loop().call_soon(self._disconnect)
+        self._loop.call_soon(self._disconnect)
 
     def pause_reading(self) -> None:
         self._is_paused = True
@@ -124,7 +131,7 @@ class _Http2Connection:
         if self._is_paused:
             self._is_paused = False
             # Not from within: what has come meanwhile would overtake what the session is about to do.
-            asyncio.get_running_loop().call_soon(self._resume)
+            self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         if not self._is_paused:
@@ -135,12 +142,15 @@ class _Http2Connection:
     def messages_received(self, messages: list[Buffer]) -> None:
         session = self.session
         if session is not None:
+            self._is_flush_due = True
             for message in messages:
                 session.request(message if type(message) is bytes else bytes(message))
+            self._flush()
 
     def request_ended(self) -> None:
         if not self._is_over:
             self._is_over = True
+            self._flush()
             self._call.finish()
             self._disconnect()
 
@@ -148,6 +158,12 @@ class _Http2Connection:
         if not self._is_over:
             self._is_over = True
             self._disconnect()
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, []
+            self._call.send(outgoing)
 
     def _disconnect(self) -> None:
         session, self.session = self.session, None
