@@ -29,7 +29,6 @@ from pathways_runtime.wire import links as wire_links
 from pathways_runtime.wire import messages as wire
 
 DEADLINE_S = 60.0
-SESSION = SessionId(7)
 
 
 class Inbox:
@@ -98,6 +97,7 @@ class Host:
         self.lifeline = lifeline
         self.registered: Any = None
         self.link: Any = None
+        self.num_launched = 0
         self.num_completed = 0
 
     def send(self, message: Any) -> None:
@@ -133,6 +133,7 @@ class Lab:
         self._world = 0
         self.worlds: dict[tuple[int, ...], WorldId] = {}
         self.cache = folder / "cache"
+        self.session = SessionId(0)
         self._control = addresses.listen(f"unix:{folder}/control")
         self._links = addresses.listen(f"unix:{folder}/links")
         self._control.settimeout(DEADLINE_S)
@@ -161,7 +162,6 @@ class Lab:
             host.send(wire.Bind(host.host, topology, peers))
         for slice_index in range(topology.num_slices):
             self.form_world(topology.hosts_of_slice(slice_index))
-        self.open_session(SESSION)
 
     def _start(self, host: int, extra: Sequence[str], env: dict[str, str]) -> tuple["subprocess.Popen[bytes]", int]:
         read, write = os.pipe()
@@ -224,7 +224,9 @@ class Lab:
         self.worlds[tuple(hosts)] = world
         return world
 
-    def open_session(self, session: SessionId) -> None:
+    def open_session(self) -> SessionId:
+        """A new session, which operations are of from now on, with a link to each host."""
+        session = self.session = SessionId(self.session + 1)
         for host in self.hosts:
             host.send(wire.OpenSession(session, f"unix:{self.folder}/links"))
         for _ in self.hosts:
@@ -236,6 +238,23 @@ class Lab:
             inbox.name = f"link of host {hello.host}"
             self.hosts[hello.host].link = inbox
             self._at_end.callback(inbox.close)
+        return session
+
+    def close_session(self) -> None:
+        """Close the session, and check that all launches were counted and nothing of it is left."""
+        for host in self.hosts:
+            host.send(wire.CloseSession(self.session))
+        for host in self.hosts:
+            host.link.wait_closed()
+            host.link.close()
+            host.wait_completed(host.num_launched)
+            report = self.status(host.host)
+            assert report["sessions"] == []
+            assert report["waiting"] == []
+            assert report["launches_in_flight"] == 0
+            host.num_launched = host.num_completed = 0
+            host.inbox.all(wire.Heartbeat)
+            host.inbox.all(wire.OperationFailed)
 
     # Making operations
 
@@ -251,13 +270,16 @@ class Lab:
         self._wait_id += 1
         return WaitId(self._wait_id)
 
-    def submit(self, *operations: Any, hosts: Sequence[int] | None = None, session: SessionId = SESSION) -> None:
+    def submit(self, *operations: Any, hosts: Sequence[int] | None = None) -> None:
         """Send operations in one batch to all hosts (or some)."""
         sequenced = []
         for operation in operations:
             self._seq += 1
-            sequenced.append(wire.Sequenced(Seq(self._seq), session, msgspec.Raw(msgspec.msgpack.encode(operation))))
+            sequenced.append(
+                wire.Sequenced(Seq(self._seq), self.session, msgspec.Raw(msgspec.msgpack.encode(operation)))
+            )
         for host in self.hosts if hosts is None else [self.hosts[h] for h in hosts]:
+            host.num_launched += sum(isinstance(operation, ops.Launch) for operation in operations)
             host.send(wire.Batch(tuple(sequenced)))
 
     def hosts_of(self, devices: Sequence[int]) -> list[int]:
@@ -276,7 +298,7 @@ class Lab:
         for place, host in enumerate(involved):
             self.hosts[host].send(
                 wire.Compile(
-                    SESSION, executable, world, program, options, tuple(DeviceId(d) for d in devices), place == 0
+                    self.session, executable, world, program, options, tuple(DeviceId(d) for d in devices), place == 0
                 )
             )
             answers.append(self.hosts[host].inbox.take(wire.Compiled, lambda m: m.executable == executable).message)
@@ -284,7 +306,7 @@ class Lab:
 
     def jit(self, function: Callable[..., Any], *arguments: Any, devices: Sequence[int], **options: Any) -> "Compiled":
         """Lower, compile and load a function on devices."""
-        program, compile_options = lower(function, *arguments, devices=devices, **options)
+        program, compile_options = lower_program(function, *arguments, devices=devices, **options)
         executable, answers = self.compile(program, compile_options, devices)
         for answer in answers:
             assert answer.failure is None, answer.failure
@@ -376,7 +398,9 @@ def make_sharded(shape: Sequence[int], dtype: Any, num_devices: int, *spec: str 
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def lower(function: Callable[..., Any], *arguments: Any, devices: Sequence[int], **options: Any) -> tuple[bytes, bytes]:
+def lower_program(
+    function: Callable[..., Any], *arguments: Any, devices: Sequence[int], **options: Any
+) -> tuple[bytes, bytes]:
     """A program as a client sends it: a VHLO artifact, and compile options with virtual device ids."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -392,9 +416,14 @@ def lower(function: Callable[..., Any], *arguments: Any, devices: Sequence[int],
     return artifact, settings.SerializeAsString()
 
 
+def _print_logs(lab: Lab) -> None:
+    for host in lab.hosts:
+        print(f"log of host {host.host}:\n{lab.log(host.host)}")
+
+
 @pytest.fixture
 def make_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lab]]:
-    """Starts executors: ``make_lab(num_slices, hosts_per_slice, devices_per_host)``."""
+    """Starts executors and opens a session: ``make_lab(num_slices, hosts_per_slice, devices_per_host)``."""
     labs: list[Lab] = []
 
     def make(num_slices: int, hosts_per_slice: int, devices_per_host: int, *extra: str, **options: Any) -> Lab:
@@ -406,22 +435,77 @@ def make_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
                 print(path.name, path.read_text())
             raise
         labs.append(lab)
+        lab.open_session()
         return lab
 
     yield make
     for lab in labs:
-        for host in lab.hosts:
-            print(f"log of host {host.host}:\n{lab.log(host.host)}")
+        _print_logs(lab)
         lab.close()
 
 
+_Labs = dict[tuple[int, int, int], Lab]
+
+
+@pytest.fixture(scope="session")
+def standing_labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Labs]:
+    """Executors that all tests use one after the other, by topology; started on demand with ``_standing``."""
+    labs: _Labs = {}
+    yield labs
+    for lab in labs.values():
+        lab.close()
+
+
+def _standing(labs: _Labs, folders: pytest.TempPathFactory, *topology: int) -> Iterator[Lab]:
+    num_slices, hosts_per_slice, devices_per_host = topology
+    key = (num_slices, hosts_per_slice, devices_per_host)
+    if key not in labs:
+        labs[key] = Lab(folders.mktemp("w"), Topology(*key, "cpu"))
+    lab = labs[key]
+    lab.open_session()
+    try:
+        yield lab
+        lab.close_session()
+    except BaseException:
+        # Its state is not known; the next test gets another one.
+        del labs[key]
+        lab.close()
+        raise
+    finally:
+        _print_logs(lab)
+
+
 @pytest.fixture
-def lab(make_lab: Callable[..., Lab]) -> Lab:
-    """One host of two devices."""
+def lab(standing_labs: _Labs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One host of two devices, with a session of this test's own."""
+    yield from _standing(standing_labs, tmp_path_factory, 1, 1, 2)
+
+
+@pytest.fixture
+def own_lab(make_lab: Callable[..., Lab]) -> Lab:
+    """One host of two devices, for tests that end it or look at its compile cache."""
     return make_lab(1, 1, 2)
+
+
+@pytest.fixture
+def slice_lab(standing_labs: _Labs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One slice of two hosts of two devices."""
+    yield from _standing(standing_labs, tmp_path_factory, 1, 2, 2)
+
+
+@pytest.fixture
+def slices_lab(standing_labs: _Labs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two slices of one host of two devices."""
+    yield from _standing(standing_labs, tmp_path_factory, 2, 1, 2)
 
 
 @pytest.fixture
 def sharded() -> Callable[..., Any]:
     """``sharded(shape, dtype, num_devices, *spec)``: an abstract argument."""
     return make_sharded
+
+
+@pytest.fixture
+def lower() -> Callable[..., tuple[bytes, bytes]]:
+    """``lower(function, *arguments, devices)``: a program and its compile options."""
+    return lower_program

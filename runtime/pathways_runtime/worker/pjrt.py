@@ -10,6 +10,8 @@ an array as an argument of a program that spans hosts, in the order of the execu
 same however many hosts there are.
 """
 
+import contextlib
+import io
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from jax._src.interpreters import mlir as jax_mlir
 from jaxlib import _hlo, _jax, lapack, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.passmanager import PassManager
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.sharding import Shape
@@ -428,18 +431,39 @@ _DTYPE_OF_MLIR = {
 }
 
 
+def without_locations(program: bytes) -> bytes:
+    """A StableHLO program less what says where in the user's files it comes from: equal for equal programs.
+
+    Raises:
+        ValueError: it cannot be parsed.
+    """
+    module = _parse(program)
+    with module.context:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def _parse(program: bytes) -> Any:
+    context = jax_mlir.make_ir_context()
+    # jaxlib raises several types for "not a portable artifact": it may be plain MLIR.
+    with contextlib.suppress(Exception):
+        return stablehlo.deserialize_portable_artifact(context, program)
+    try:
+        return ir.Module.parse(program, context)
+    except Exception as failure:
+        raise ValueError(f"not a StableHLO program: {failure}") from failure
+
+
 def global_outputs(program: bytes) -> list[tuple[Shape, DType]]:
     """Global shapes and types of a StableHLO program's outputs.
 
     Raises:
         ValueError: it has no function ``main``, or it cannot be parsed.
     """
-    context = jax_mlir.make_ir_context()
-    try:
-        module = stablehlo.deserialize_portable_artifact(context, program)
-    except Exception:  # jaxlib raises several types for "not a portable artifact": it may be plain MLIR.
-        module = ir.Module.parse(program, context)
-    with context:
+    module = _parse(program)
+    with module.context:
         for operation in module.body.operations:
             if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
                 function_type = ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value)

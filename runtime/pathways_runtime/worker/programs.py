@@ -102,7 +102,9 @@ def load(world: World, devices: tuple[DeviceId, ...], program: bytes, options: b
     """
     settings = worker_options(options, world, devices)
     physical = pjrt.device_list(world.devices([d for row in assignment(options, devices) for d in row]))
-    key = cache_key(program, settings.SerializeAsString(), _environment(world.client.platform_version))
+    key = cache_key(
+        pjrt.without_locations(program), settings.SerializeAsString(), _environment(world.client.platform_version)
+    )
     compiled = cache.load(key)
     if compiled is not None:
         try:
