@@ -133,6 +133,7 @@ def conclude(state: SessionState, wait: Wait, failure: Status | None) -> None:
         if record is not None:
             if record.poison is None:
                 record.poison = failure
+                record.is_ready = False
             failure = record.poison
     if wait.status_handle:
         outcome = state.outcomes.get(wait.status_handle)
