@@ -7,7 +7,7 @@ JAX puts arrays where they belong in three places, for ``device_put`` and the ar
 * ``_different_device_order_reshard``, when only the order of the devices differs: JAX compiles and runs a program over
   all of them. Ours asks the server.
 * ``batched_device_put`` for shards. The proxy's client refuses devices that are not its own, such as the program's own
-  CPU devices; ours goes by the values.
+  CPU devices: ours goes by the values. It also refuses host arrays that run backwards or repeat: ours makes them dense.
 
 Everything else stays JAX's. What the user sees of an array (values, type, placement, committed or not) is put together
 by JAX around these calls, and stays the same.
@@ -17,6 +17,8 @@ import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from slurm_pathways.client.jax_adapter import JaxInternals, ShardArgHandler, is_proxy
 
@@ -131,19 +133,20 @@ class Resharder:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """``batched_device_put``: arrays of another client than the devices' go by their values."""
+        """``batched_device_put``; see ``_presentable``."""
         target = devices[0].client if devices else None
-        by_value = [
-            self._jax.host_value(shard)
-            if isinstance(shard, self._jax.array_type) and self._is_foreign(shard, target)
-            else shard
-            for shard in shards
-        ]
-        return original(aval, sharding, by_value, devices, *args, **kwargs)
+        ready = [self._presentable(shard, target) for shard in shards]
+        return original(aval, sharding, ready, devices, *args, **kwargs)
 
-    def _is_foreign(self, array: Any, target: Any) -> bool:
-        source = self._jax.client_of(array.sharding)
-        return source is not target and (self.is_ours(source) or self.is_ours(target))
+    def _presentable(self, shard: Any, target: Any) -> Any:
+        """A shard in a form that the target's client takes."""
+        if isinstance(shard, self._jax.array_type):
+            source = self._jax.client_of(shard.sharding)
+            if source is not target and (self.is_ours(source) or self.is_ours(target)):
+                return self._jax.host_value(shard)
+        elif isinstance(shard, np.ndarray) and not shard.flags.forc and min(shard.strides) <= 0 and self.is_ours(target):
+            return shard.copy()
+        return shard
 
 
 def _marked(replacement: functools.partial[Any], original: Callable[..., Any]) -> functools.partial[Any]:

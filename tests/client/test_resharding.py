@@ -180,6 +180,18 @@ def test_the_programs_own_devices_go_by_values(world: World) -> None:
     assert world.moves.asked == []
 
 
+def test_host_arrays_that_run_backwards_are_made_dense(world: World) -> None:
+    hosts = [VALUE[::-1], np.broadcast_to(VALUE[0], (8, 8)), VALUE.T, VALUE, VALUE[::2]]
+    seen: list[np.ndarray] = []
+    resharder = Resharder(jax_adapter.load(), is_ours=lambda client: client is world.remote)
+    for devices in (world.remote.devices(), world.local.devices()):
+        resharder.put_shards(lambda aval, sharding, shards, devices: seen.extend(shards), None, None, hosts, devices)
+    for host, given in zip(2 * hosts, seen, strict=True):
+        np.testing.assert_array_equal(given, host)
+    assert [given is host for host, given in zip(hosts, seen[:5], strict=True)] == [False, False, True, True, True]
+    assert [given is host for host, given in zip(hosts, seen[5:], strict=True)] == [True] * 5
+
+
 def test_other_clients_are_left_alone(world: World) -> None:
     x = jax.device_put(VALUE, NamedSharding(Mesh(np.array(world.local.devices()), ("x",)), P("x")))
     y = jax.device_put(x, NamedSharding(x.sharding.mesh, P(None, "x")))

@@ -120,17 +120,15 @@ def strided_and_read_only_hosts() -> Returned:
     frozen = base.copy()
     frozen.flags.writeable = False
     mesh = mesh_1d()
-    arrays = [base.T, base[::2, 1::3], np.asfortranarray(base), frozen, np.broadcast_to(base[0], (3, 8))]
+    arrays = [base.T, base[::2, 1::3], base[::-1], np.asfortranarray(base), frozen, np.broadcast_to(base[0], (3, 8))]
     return [jax.device_put(a, sharded(mesh)) for a in arrays] + [jax.device_put(base.T, sharded(mesh, "x"))]
 
 
 @check(EXACT)
-def the_host_may_change_its_array_afterwards() -> Returned:
-    host = ramp(8, 4)
-    placed = jax.device_put(host, sharded(mesh_1d(), "x"), may_alias=False)
-    jax.block_until_ready(placed)
-    host += 100
-    return placed
+def hosts_of_odd_strides_as_arguments() -> Returned:
+    base = ramp(3, 8)
+    f = jax.jit(lambda x: x + 1)
+    return [f(a) for a in (base[::-1], base[:, ::-2], np.broadcast_to(base[0], (4, 8)), base.T, base[:0])]
 
 
 @check(EXACT)
