@@ -197,26 +197,37 @@ def test_a_request_waits_for_its_bytes_and_those_behind_it_wait_too(run: RunWith
     run(body)
 
 
-def test_sequence_numbers_are_dense_over_successes_and_contexts_are_reported_once(run: RunWithRig) -> None:
+def test_sequence_numbers_are_dense_where_the_client_counts_and_contexts_are_reported_once(run: RunWithRig) -> None:
     async def body(rig: Rig) -> None:
         async with rig.client() as client:
             await client.init()
-            contexts = [(1 << 63) + number for number in range(1, 7)]
-            for number, context in enumerate(contexts):
-                if number % 2:
-                    response = await client.ask("check_future_request", context, future_handle=1234)
-                    assert status_of(response)[0] != Code.OK
-                else:
-                    await client.ask("delete_array_request", context, array_handle=[])
-            await client.ask("delete_array_request", array_handle=[])
-            successes = [each for each in client.responses if not each.response_metadata.HasField("status")]
-            assert [each.response_metadata.seq_num for each in successes] == list(range(5))
-            reported = [each for it in client.responses for each in it.response_metadata.destroyed_user_context_ids]
-            assert reported == contexts
+            await put(client, np.zeros(1, np.float32), on(0), 1)
+            contexts = iter(range(1 << 63, (1 << 63) + 100))
+            used = []
+            for _ in range(3):
+                for kind, fields in (
+                    ("is_array_deleted_request", {"array_handle": 1}),
+                    ("is_array_deleted_request", {"array_handle": 77}),  # fails
+                    ("delete_array_request", {"array_handle": []}),
+                    ("check_value_ready_request", {"value_handles": [1]}),
+                    ("check_future_request", {"future_handle": 77}),  # fails
+                    ("destruct_array_request", {"array_handle": []}),
+                ):
+                    used.append(next(contexts))
+                    await client.ask(kind, used[-1], **fields)
+            await client.ask("is_array_deleted_request", array_handle=1)
+
+            uncounted = {"init_response", "check_future_response", "delete_array_response", "destruct_array_response"}
+            counted = [each for each in client.responses if each.WhichOneof("response") not in {None, *uncounted}]
+            assert [each.response_metadata.seq_num for each in counted] == list(range(8))
+            reported = [each for it in counted for each in it.response_metadata.destroyed_user_context_ids]
+            assert reported == used
+            failed = [each for each in client.responses if each.response_metadata.HasField("status")]
+            assert [each.WhichOneof("response") for each in failed] == [None] * 6
             for each in client.responses:
-                failed = each.response_metadata.HasField("status")
-                assert failed == (each.WhichOneof("response") is None)
-                assert not (failed and each.response_metadata.destroyed_user_context_ids)
+                if each.WhichOneof("response") in uncounted:
+                    assert each.response_metadata.seq_num == 1 << 62
+                    assert not each.response_metadata.destroyed_user_context_ids
 
     run(body)
 
