@@ -50,9 +50,9 @@ def describe_end(returncode: int) -> str:
     try:
         name = signal.Signals(-returncode).name
     except ValueError:
-        name = f"signal {-returncode}"
+        name = "unknown"
     hint = ", perhaps by the kernel for want of memory" if -returncode == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by signal {-returncode} ({name}){hint}"
 
 
 #: Of a log, under a message: enough for a Python traceback's end.

@@ -168,7 +168,7 @@ def test_without_its_runtime_the_program_is_told_to_end_and_then_killed(
         code, out, err = _finish(process)
     assert code == 128 + signal.SIGKILL
     assert out == "told\n"
-    assert f"{victim} was killed by SIGKILL" in err
+    assert f"{victim} was killed by signal 9 (SIGKILL)" in err
     assert "sending it SIGTERM" in err
     assert "sending it SIGKILL" in err
     _kept_logs(err, runs_root)
