@@ -99,6 +99,8 @@ class Order:
         self._lost: dict[HostIndex, Status] = {}
         #: Held operations that have just become free of dependencies; empty between calls.
         self._ready: deque[HeldOperation] = deque()
+        #: Whether a launch in the queue may be able to go out; False between calls.
+        self._may_queue_move = False
         self._progressed: list[_SessionOrder] = []
         self._abandoned: list[Abandoned] = []
 
@@ -198,7 +200,6 @@ class Order:
                 self._sender_started(state, op_id, host)
         self._ready.extend(self._awaiting_verdict)
         self._awaiting_verdict = []
-        self._advance(out)
         self._serve_queue(out)
 
     # reports
@@ -226,7 +227,7 @@ class Order:
 
     def check_invariants(self) -> None:
         """What must hold between events."""
-        assert not self._ready
+        assert not self._ready and not self._may_queue_move
         self._credits.check_invariants()
         self._queue.check_invariants(self._credits)
         self.waiting()
@@ -288,8 +289,17 @@ class Order:
             self._advance(out)
 
     def _advance(self, out: list[Instruction]) -> None:
-        while self._ready:
-            self._offer(self._ready.popleft(), out)
+        """Let out all that can go now. One loop, not recursion: what goes frees others, in chains of any length."""
+        while True:
+            while self._ready:
+                self._offer(self._ready.popleft(), out)
+            if not self._may_queue_move:
+                return
+            operation = self._queue.pop(self._credits)
+            if operation is None:
+                self._may_queue_move = False
+            else:
+                self._let_go(operation, out)
 
     def _offer(self, operation: HeldOperation, out: list[Instruction]) -> None:
         """An operation waits for no other: it goes out unless its hosts keep it."""
@@ -297,17 +307,20 @@ class Order:
         if group.missing and self._closing.intersection(group.missing):
             self._awaiting_verdict.append(operation)
         elif submission.is_launch and not group.missing:
-            if self._queue.blocks(group) or not self._credits.take(group):
+            if self._queue.blocks(group):
+                # It may be its session's turn before those that wait.
                 self._queue.add(operation)
-            else:
+                self._may_queue_move = True
+            elif self._credits.take(group):
                 self._let_go(operation, out)
+            else:
+                self._queue.add(operation)
         else:
             self._let_go(operation, out)
 
     def _serve_queue(self, out: list[Instruction]) -> None:
-        while operation := self._queue.pop(self._credits):
-            self._let_go(operation, out)
-            self._advance(out)
+        self._may_queue_move = True
+        self._advance(out)
 
     def _let_go(self, operation: HeldOperation, out: list[Instruction]) -> None:
         """Append a held operation to the order, and find what that frees."""

@@ -1,0 +1,263 @@
+"""A client, its proxy's session core, and what it expects of every value."""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, RequestId, SessionId, WaitId
+from pathways_runtime.core.operations import Operation
+from pathways_runtime.core.session import events as sev
+from pathways_runtime.core.session import instructions as sins
+from pathways_runtime.core.session import requests, responses
+from pathways_runtime.core.session.core import SessionCore
+from pathways_runtime.core.sharding import Sharding, TileAssignment, TileKind
+from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.simulated_executor import MODULUS, PROGRAM_FACTORS
+
+Mesh = tuple[DeviceId, ...]
+
+#: Failures that a client may see, and only of what had a part on a lost host.
+_LOSS_CODES = (Code.DATA_LOSS, Code.INTERNAL)
+
+
+class SimulatedSubmit(msgspec.Struct, frozen=True):
+    """``wire.messages.Submit`` with the operation itself in place of its bytes."""
+
+    session: SessionId
+    op_id: OpId
+    is_launch: bool
+    is_transfer: bool
+    hosts: tuple[HostIndex, ...]
+    senders: tuple[HostIndex, ...]
+    reads: tuple[Handle, ...]
+    writes: tuple[Handle, ...]
+    consumes: tuple[Handle, ...]
+    after_transfers: tuple[OpId, ...]
+    operation: Operation
+
+    @classmethod
+    def of(cls, session: SessionId, told: sins.SubmitOperation) -> "SimulatedSubmit":
+        """What a proxy makes of its session core's instruction."""
+        return cls(
+            session,
+            told.operation.op_id,
+            told.is_launch,
+            told.is_transfer,
+            told.hosts,
+            told.senders,
+            told.reads,
+            told.writes,
+            told.consumes,
+            told.after_transfers,
+            told.operation,
+        )
+
+
+class WrongValue(AssertionError):
+    """A value is not what the client's program means."""
+
+
+class ControllerSide(Protocol):
+    """What a proxy can do to the rest of the cluster."""
+
+    def submit(self, client: "SimulatedClient", submit: SimulatedSubmit) -> None: ...
+    def compile(self, client: "SimulatedClient", told: sins.CompileProgram) -> None: ...
+    def send_host_buffer(
+        self, client: "SimulatedClient", op_id: OpId, index: int, hosts: tuple[HostIndex, ...], value: int
+    ) -> None: ...
+
+
+class ClientArray(msgspec.Struct):
+    """An array of one integer per device of ``mesh``, and what these must be."""
+
+    handle: Handle
+    mesh: Mesh
+    values: list[int]
+
+
+class SimulatedClient:
+    """Runs F and G on arrays, copies them between meshes, deletes them, and fetches shards to compare them.
+
+    Attributes:
+        num_checked: shards that were fetched and were right.
+        failures: what was answered in place of values, after a host was lost.
+    """
+
+    def __init__(self, name: str, topology: Topology, rng: random.Random, controller: ControllerSide) -> None:
+        self.name = name
+        self.session = SessionId(0)
+        self.num_undispatched = 0
+        self.max_undispatched = 0
+        self.num_checked = 0
+        self.failures: list[Status] = []
+        self.open_requests: dict[RequestId, tuple[str, Callable[[responses.Response | Status], None]]] = {}
+        self._topology = topology
+        self._rng = rng
+        self._controller = controller
+        self._core: SessionCore | None = None
+        self._last_request = 0
+        self._last_handle = 0
+        self._stored: dict[Handle, int] = {}
+        self._fetched: int | None = None
+        self._programs: dict[tuple[bytes, Mesh], Handle] = {}
+
+    def attached(self, session: SessionId, max_undispatched: int) -> None:
+        """The controller has opened the session."""
+        self.session, self.max_undispatched = session, max_undispatched
+        self._core = SessionCore(session, self._topology)
+
+    # what a program does
+
+    def compile(self, program: bytes, mesh: Mesh, on_done: Callable[[], None]) -> None:
+        """Compile a program for a mesh."""
+
+        def answered(response: responses.Response | Status) -> None:
+            if isinstance(response, responses.Compiled):
+                self._programs[program, mesh] = response.loaded_executable_handle
+            else:
+                self._note_failure(response)
+            on_done()
+
+        self._ask(f"compile {program!r}", requests.Compile(program, b"", mesh), answered)
+
+    def has_program(self, program: bytes, mesh: Mesh) -> bool:
+        """Whether it was compiled for a mesh."""
+        return (program, mesh) in self._programs
+
+    def make_array(self, mesh: Mesh) -> ClientArray:
+        """An array of random integers."""
+        array = ClientArray(self._new_handle(), mesh, [self._rng.randrange(MODULUS) for _ in mesh])
+        buffers = []
+        for value in array.values:
+            buffer = self._new_handle()
+            self._stored[buffer] = value
+            buffers.append(requests.HostBuffer(DType.S32, (1,), buffer))
+        spec = requests.ArraySpec(DType.S32, (len(mesh),), _over(mesh))
+        shards = requests.HostBufferShards(spec, tuple(buffers), tuple((place,) for place in range(len(mesh))))
+        self._ask_at_once(requests.MakeArraysFromHostBufferShards((shards,), (array.handle,)))
+        return array
+
+    def run_program(self, program: bytes, array: ClientArray) -> ClientArray:
+        """Run a program on an array; the result is on the same mesh."""
+        executable = self._programs[program, array.mesh]
+        result = PROGRAM_FACTORS[program] * sum(array.values) % MODULUS
+        output = ClientArray(self._new_handle(), array.mesh, [result] * len(array.mesh))
+        self._ask_at_once(requests.LoadedExecutableExecute(executable, (array.handle,), (output.handle,)))
+        return output
+
+    def copy(self, array: ClientArray, mesh: Mesh) -> ClientArray:
+        """A copy of an array on another mesh of the same size."""
+        copied = ClientArray(self._new_handle(), mesh, list(array.values))
+        copies = requests.ArrayCopySemantics.ALWAYS_COPY
+        self._ask_at_once(requests.CopyArrays((array.handle,), mesh, None, copies, (copied.handle,)))
+        return copied
+
+    def delete(self, array: ClientArray) -> None:
+        """Give an array up; what uses it already still does."""
+        self._ask_at_once(requests.DestructArray((array.handle,)))
+
+    def check(self, array: ClientArray, num_shards: int = 2) -> None:
+        """Fetch some shards; a value that is wrong raises WrongValue when it comes."""
+        pieces = tuple(self._new_handle() for _ in array.mesh)
+        copies = requests.ArrayCopySemantics.ALWAYS_COPY
+        self._ask_at_once(requests.DisassembleIntoSingleDeviceArrays(array.handle, copies, pieces))
+        for place in self._rng.sample(range(len(pieces)), min(num_shards, len(pieces))):
+            self._fetch(pieces[place], array, place)
+        self._ask_at_once(requests.DestructArray(pieces))
+
+    def _fetch(self, piece: Handle, array: ClientArray, place: int) -> None:
+        buffer = self._new_handle()
+
+        def answered(response: responses.Response | Status) -> None:
+            if isinstance(response, Status):
+                self._note_failure(response)
+                return
+            value = self._stored.pop(buffer)
+            if value != array.values[place]:
+                raise WrongValue(
+                    f"{self.name}: shard {place} of array {array.handle} is {value}, not {array.values[place]}"
+                )
+            self.num_checked += 1
+
+        self._ask(f"shard {place} of array {array.handle}", requests.CopyToHostBuffer(piece, buffer), answered)
+
+    def _note_failure(self, response: responses.Response | Status) -> None:
+        assert isinstance(response, Status) and response.code in _LOSS_CODES, f"{self.name} was answered {response}"
+        self.failures.append(response)
+
+    # what comes to the proxy
+
+    def feed(self, event: sev.Event) -> None:
+        """Something for the session core."""
+        assert self._core is not None, f"{self.name} is not attached"
+        for told in self._core.handle(event):
+            self._perform(told)
+
+    def dispatched(self, count: int) -> None:
+        """The controller says how many operations went out."""
+        self.num_undispatched -= count
+        assert self.num_undispatched >= 0, f"{self.name}: more operations went out than were submitted"
+
+    def fetched(self, wait_id: WaitId, host: HostIndex, value: int | None, failure: Status | None) -> None:
+        """A shard comes over the session link."""
+        self._fetched = value
+        self.feed(sev.ShardFetched(wait_id, host, failure))
+        self._fetched = None
+
+    def compiled(self, executable: Handle, mesh: Mesh, failure: Status | None) -> None:
+        """The controller says how a compilation ended; ``mesh`` is known when it went well."""
+        if failure is not None:
+            self.feed(sev.ProgramCompiled(executable, None, failure))
+            return
+        output = sev.ProgramOutput(DType.S32, (len(mesh),), _over(mesh).tiles, None)
+        self.feed(sev.ProgramCompiled(executable, sev.CompiledProgram("psum", b"", (output,), num_parameters=1), None))
+
+    def _perform(self, told: sins.Instruction) -> None:
+        match told:
+            case sins.SubmitOperation():
+                self.num_undispatched += 1
+                self._controller.submit(self, SimulatedSubmit.of(self.session, told))
+            case sins.CompileProgram():
+                self._controller.compile(self, told)
+            case sins.SendHostBuffer():
+                value = self._stored[told.host_buffer_handle]
+                self._controller.send_host_buffer(self, told.op_id, told.index, told.hosts, value)
+            case sins.DropHostBuffer():
+                del self._stored[told.host_buffer_handle]
+            case sins.StoreFetched():
+                assert self._fetched is not None
+                self._stored[told.host_buffer_handle] = self._fetched
+            case sins.Respond():
+                self.open_requests.pop(told.request_id)[1](told.response)
+            case sins.RespondError():
+                self.open_requests.pop(told.request_id)[1](told.status)
+            case _:
+                raise TypeError(f"no such instruction: {told!r}")
+
+    def _ask(
+        self, what: str, request: requests.Request, on_answer: Callable[[responses.Response | Status], None]
+    ) -> None:
+        self._last_request += 1
+        request_id = RequestId(self._last_request)
+        self.open_requests[request_id] = (what, on_answer)
+        self.feed(sev.Requested(request_id, request))
+
+    def _ask_at_once(self, request: requests.Request) -> None:
+        answers: list[responses.Response | Status] = []
+        self._ask(type(request).__name__, request, answers.append)
+        assert answers, f"{self.name}: {request} is not answered at once"
+        assert not isinstance(answers[0], Status), f"{self.name}: {request} is refused: {answers[0]}"
+
+    def _new_handle(self) -> Handle:
+        self._last_handle += 1
+        return Handle(self._last_handle)
+
+
+def _over(mesh: Mesh) -> Sharding:
+    """One element per device."""
+    size = len(mesh)
+    return Sharding(mesh, TileAssignment(TileKind.TILED, (size,), (size,), (0,)))
