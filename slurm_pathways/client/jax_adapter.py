@@ -37,7 +37,7 @@ class JaxInternals:
         donate: the copy semantics under which the source is given up.
     """
 
-    array_type: type
+    array_type: type[Any]
     handlers: dict[Any, ShardArgHandler]
     dispatch: Any
     xla_client: Any

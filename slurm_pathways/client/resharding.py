@@ -144,8 +144,8 @@ class Resharder:
             source = self._jax.client_of(shard.sharding)
             if source is not target and (self.is_ours(source) or self.is_ours(target)):
                 return self._jax.host_value(shard)
-        elif isinstance(shard, np.ndarray) and not shard.flags.forc and min(shard.strides) <= 0 and self.is_ours(target):
-            return shard.copy()
+        elif isinstance(shard, np.ndarray) and not shard.flags.forc and self.is_ours(target):
+            return shard.copy() if min(shard.strides) <= 0 else shard
         return shard
 
 
