@@ -126,6 +126,8 @@ class Lab:
         self.folder = folder
         self.topology = topology
         self._at_end = contextlib.ExitStack()
+        # Ended last: a coordination service that ends takes its members with it.
+        self._services = self._at_end.enter_context(contextlib.ExitStack())
         self._seq = 0
         self._op_id = 0
         self._handle = 0
@@ -215,7 +217,7 @@ class Lab:
             service = _jax.get_distributed_runtime_service(
                 address, len(hosts), heartbeat_timeout=100, shutdown_timeout=5, recoverable=True
             )
-            self._at_end.callback(service.shutdown)
+            self._services.callback(service.shutdown)
         for rank, host in enumerate(hosts):
             self.hosts[host].send(wire.FormWorld(world, address, rank, tuple(HostIndex(h) for h in hosts)))
         for host in hosts:
