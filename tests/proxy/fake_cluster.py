@@ -56,6 +56,8 @@ class FakeCluster:
         self.topology = topology
         self.max_undispatched = max_undispatched
         self.programs: dict[bytes, FakeProgram] = {}
+        #: What programs that are not in ``programs`` do; None: they do not compile.
+        self.any_program: FakeProgram | None = None
         self.sessions: dict[SessionId, FakeSession] = {}
         self.detached: list[SessionId] = []
         self.received: list[messages.Message] = []
@@ -164,7 +166,7 @@ class FakeCluster:
         self.failure = self.failure or task.exception()  # type: ignore[assignment]
 
     def _compile(self, message: messages.CompileProgram) -> None:
-        program = self.programs.get(message.program)
+        program = self.programs.get(message.program, self.any_program)
         if program is None:
             failure = Status(Code.NOT_FOUND, f"no program {message.program!r}")
             self.send(messages.ProgramCompiled(message.session, message.executable, None, failure))

@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="where the client connects")
     parser.add_argument("--links", required=True, metavar="ADDRESS", help="where executors connect")
     parser.add_argument("--frontend", choices=sorted(FRONTENDS), default="http2")
+    parser.add_argument(
+        "--connect-timeout-s", type=float, default=30.0, metavar="S", help="how long the controller may take to listen"
+    )
     parser.add_argument("--events-fd", type=int, metavar="N", help="JSON lines about this process go here")
     parser.add_argument("--lifeline-fd", type=int, metavar="N", help="end of file here: the launcher is gone")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
@@ -46,6 +49,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         ProxyAddresses(arguments.controller, arguments.listen, arguments.links),
         FRONTENDS[arguments.frontend],
         EventWriter(arguments.events_fd),
+        arguments.connect_timeout_s,
     )
     loop = asyncio.get_running_loop()
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: proxy.end(Ending("the launcher is gone", is_failure=False)))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pathways_runtime.core.ids import HostIndex, SessionId
 from pathways_runtime.transport import addresses
@@ -42,11 +43,12 @@ class LinkServer:
 
     async def stop(self) -> None:
         """Close all links and listen no more."""
+        for link in list(self._links.values()):
+            link.channel.close()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
-        for link in list(self._links.values()):
-            link.channel.close()
+            Path(addresses.parse(self._address).path).unlink(missing_ok=True)
 
     def open(self, session: SessionId, receiver: Receiver) -> None:
         """Take what the links of a session bring, also what came before."""
