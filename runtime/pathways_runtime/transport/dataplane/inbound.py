@@ -100,7 +100,12 @@ class _Assembly:
 
 
 class Inbound:
-    """What one link of a peer brings."""
+    """What one link of a peer brings.
+
+    Payloads in chunks get their memory in the order of their tickets, whichever connection is first. The sender takes
+    up chunks in that order too, so when a connection waits for memory, all payloads that hold some are complete, and
+    their release does not depend on what the waiting connection has not read yet.
+    """
 
     def __init__(self, hello: Hello, budget_bytes: int, arrivals: Arrivals, poller: Poller) -> None:
         self.hello = hello
@@ -109,6 +114,8 @@ class Inbound:
         self._poller = poller
         self._pool = BlockPool(budget_bytes, lambda size: (Mapping(size), None), lambda block_id: None)
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._next_ticket = 0
         self._sockets: list[socket.socket] = []
         self._segments: dict[int, Bytes] = {}
         self._assemblies: dict[Key, _Assembly] = {}
@@ -132,6 +139,7 @@ class Inbound:
         """Stop receiving."""
         with self._lock:
             self.failure = self.failure or reason
+            self._changed.notify_all()
             for sock in self._sockets:
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
@@ -156,7 +164,7 @@ class Inbound:
             elif kind == messages.BLOCK:
                 self._take_block(sock, segment, (session, op_id, index), length)
             elif kind == messages.CHUNK:
-                self._take_chunk(stream, (session, op_id, index), offset, length, total)
+                self._take_chunk(stream, segment, (session, op_id, index), offset, length, total)
             elif kind == messages.SEGMENT:
                 fd = stream.fd()
                 try:
@@ -182,18 +190,23 @@ class Inbound:
         )
         self._arrivals.arrived(key, payload)
 
-    def _take_chunk(self, stream: _Stream, key: Key, offset: int, length: int, total: int) -> None:
+    def _take_chunk(self, stream: _Stream, ticket: int, key: Key, offset: int, length: int, total: int) -> None:
         with self._lock:
             assembly = self._assemblies.get(key)
             is_first = assembly is None
             if assembly is None:
                 assembly = self._assemblies[key] = _Assembly(total)
+                while self._next_ticket != ticket and not self.failure:
+                    self._changed.wait()
         if is_first:
-            # Without the lock: the pool may wait until payloads that arrive on the other connection are released.
+            # Without the lock: chunks of other payloads go on on the other connection.
             try:
                 assembly.block = self._pool.acquire(total, on_wait=self._warn_of_waiting)
             finally:
                 assembly.has_block.set()
+            with self._lock:
+                self._next_ticket = (ticket + 1) % messages.NUM_TICKETS
+                self._changed.notify_all()
         else:
             assembly.has_block.wait()
         block = assembly.block

@@ -5,7 +5,9 @@ some with payload bytes behind it; back come fixed-size notices about shared mem
 
     HELLO     first; payload: a ``Hello``
     INLINE    a whole payload
-    CHUNK     one part of a payload: ``length`` bytes at ``offset`` of ``total``
+    CHUNK     one part of a payload: ``length`` bytes at ``offset`` of ``total``; in place of the segment stands the
+    payload's
+              ticket: see ``Inbound``
     SEGMENT   the file descriptor that comes along is shared memory ``segment`` of ``total`` bytes
     BLOCK     a whole payload of ``length`` bytes lies at the start of ``segment``, which is the receiver's until it is
     released DROP      ``segment`` is not used any more
@@ -29,7 +31,10 @@ RELEASE, KEEP = range(1, 3)
 #: Payloads below this travel in the message itself.
 INLINE_BYTES = 64 << 10
 
-#: kind, segment, session, op id, move index, offset, length, total.
+#: Tickets count the payloads of a link that travel in chunks, and wrap around.
+NUM_TICKETS = 1 << 32
+
+#: kind, segment or ticket, session, op id, move index, offset, length, total.
 HEAD = struct.Struct("<B3xIQQQQQQ")
 #: kind, segment.
 NOTICE = struct.Struct("<II")

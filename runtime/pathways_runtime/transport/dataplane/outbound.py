@@ -30,13 +30,14 @@ OnSent = Callable[[Exception | None], None]
 class _Outgoing:
     """One payload on its way out, in ``parts_left`` parts."""
 
-    __slots__ = ("failure", "key", "memory", "on_sent", "parts_left")
+    __slots__ = ("failure", "key", "memory", "on_sent", "parts_left", "ticket")
 
     def __init__(self, key: Key, memory: Bytes, on_sent: OnSent) -> None:
         self.key = key
         self.memory = memory
         self.on_sent = on_sent
         self.parts_left = 1
+        self.ticket = 0
         self.failure: Exception | None = None
 
 
@@ -148,6 +149,7 @@ class Link:
         self._small: deque[_Outgoing] = deque()
         self._large: deque[tuple[_Outgoing, int, int]] = deque()
         self._drops: deque[int] = deque()
+        self._next_ticket = 0
 
     def send(self, key: Key, memory: Bytes, on_sent: OnSent) -> None:
         """See ``DataPlane.send``."""
@@ -181,6 +183,8 @@ class Link:
                 else:
                     starts = range(0, length, CHUNK_BYTES)
                     outgoing.parts_left = len(starts)
+                    outgoing.ticket = self._next_ticket
+                    self._next_ticket = (self._next_ticket + 1) % messages.NUM_TICKETS
                     self._large.extend((outgoing, start, min(CHUNK_BYTES, length - start)) for start in starts)
                     self._start_threads(min(len(self._connections), len(self._large)))
                 self._changed.notify_all()
@@ -304,7 +308,7 @@ class Link:
         if total < INLINE_BYTES:
             connection.send(HEAD.pack(messages.INLINE, 0, *outgoing.key, 0, total, total), memory)
         elif not self.shares_memory:
-            head = HEAD.pack(messages.CHUNK, 0, *outgoing.key, start, length, total)
+            head = HEAD.pack(messages.CHUNK, outgoing.ticket, *outgoing.key, start, length, total)
             connection.send(head, memory[start : start + length])
         else:
             block = self._pool.acquire(total, on_wait=self._warn_of_waiting)

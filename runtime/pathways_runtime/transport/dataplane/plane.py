@@ -31,7 +31,7 @@ def local_host_key() -> str:
     same sockets.
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot_id}/{os.readlink('/proc/self/ns/mnt')}/{os.geteuid()}"
+    return f"{boot_id}/{Path('/proc/self/ns/mnt').readlink()}/{os.geteuid()}"
 
 
 class DataPlane:
