@@ -72,8 +72,10 @@ def client_environment(environ: Mapping[str, str], proxy_address: str, run_dir: 
 
 def component_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of the runtime's own processes."""
-    return {
+    kept = {
         name: value
         for name, value in environ.items()
         if not name.startswith("JAX_") and name not in _NOT_FOR_COMPONENTS
     }
+    # A file in the user's folder that is called like a module must not be imported in place of it.
+    return {**kept, "PYTHONSAFEPATH": "1"}

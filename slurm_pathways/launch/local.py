@@ -132,7 +132,7 @@ class LocalRuntime:
             self.start()
             self.wait_ready()
         except BaseException:
-            self.close(keep_logs=True)
+            self.close()
             raise
         return self
 
@@ -239,8 +239,7 @@ class LocalRuntime:
 
     def _start_component(self, name: str, module: str, *arguments: object) -> None:
         assert self._components is not None
-        # -P: a file of the user's folder that happens to be called like a module must not be imported.
-        argv = [sys.executable, "-P", "-m", module, *map(str, arguments)]
+        argv = [sys.executable, "-m", module, *map(str, arguments)]
         self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
 
     def _start_proxy(self) -> Client:
@@ -338,8 +337,6 @@ class LocalRuntime:
                 max(0.0, self._deadline_s - time.monotonic()),
             )
         self.check_startup()
-        if not self.is_ready():
-            raise StartupFailed(self.describe_missing())
 
     def check_startup(self) -> None:
         """Raise StartupFailed if a component has ended, the controller gave up, or the time for the start is over."""
@@ -348,7 +345,8 @@ class LocalRuntime:
         if self._startup_failure is not None:
             raise StartupFailed("\n".join([f"the runtime did not start: {self._startup_failure}", *self._troubles]))
         if not self.is_ready() and time.monotonic() >= self._deadline_s:
-            raise StartupFailed(self.describe_missing())
+            self._startup_failure = self.describe_missing()
+            raise StartupFailed(self._startup_failure)
 
     def describe_failure(self) -> str:
         """Who ended first, how, and the end of its log."""
@@ -370,10 +368,10 @@ class LocalRuntime:
 
     # End
 
-    def close(self, *, keep_logs: bool = False) -> None:
+    def close(self) -> None:
         """End every process and remove the folder. May be called twice.
 
-        Logs stay if asked for here or by ``spec.keep_logs``, or if a component had ended unasked.
+        Logs stay (``kept_logs``) if ``spec.keep_logs`` asks for them, or if something of the runtime had failed.
         """
         if self._folder is None:
             return
@@ -381,9 +379,8 @@ class LocalRuntime:
         with self._changed:
             self._is_closing = True
         if self._components is not None:
-            killed = self._components.close(CLOSE_GRACE_S)
-            keep_logs = keep_logs or bool(killed)
-        keep_logs = keep_logs or self.spec.keep_logs or self.has_failed()
+            self._troubles += [f"{name} had to be killed" for name in self._components.close(CLOSE_GRACE_S)]
+        keep_logs = self.spec.keep_logs or self.has_failed()
         folder.remove(keep_logs=keep_logs)
         if keep_logs:
             self.kept_logs = folder.logs

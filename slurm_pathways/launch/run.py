@@ -79,13 +79,11 @@ class _Run:
         self._started_s = time.monotonic()
 
     def execute(self) -> int:
-        is_interrupted = False
         try:
             self._progress.starting()
             self._runtime.start()
             interruption = self._start_up()
             if interruption is not None:
-                is_interrupted = True
                 return 128 + interruption
             program = Program(self._argv, self._runtime.environment(), self._inbox.put)
             try:
@@ -103,7 +101,7 @@ class _Run:
             self._progress.line(str(failure))
             return failure.exit_code
         finally:
-            self._runtime.close(keep_logs=self._runtime.has_failed() and not is_interrupted)
+            self._runtime.close()
             if self._runtime.kept_logs is not None:
                 self._progress.line(f"the logs are in {self._runtime.kept_logs}")
 

@@ -60,4 +60,4 @@ def test_components_get_nothing_that_is_the_programs() -> None:
         "PYTHONWARNINGS": "error",
         "PYTHONPATH": "/lib",
     }
-    assert component_environment(environ) == {"HOME": "/root", "PYTHONPATH": "/lib"}
+    assert component_environment(environ) == {"HOME": "/root", "PYTHONPATH": "/lib", "PYTHONSAFEPATH": "1"}
