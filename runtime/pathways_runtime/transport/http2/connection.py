@@ -33,6 +33,7 @@ from pathways_runtime.transport.http2.grpc_messages import (
     NotGrpc,
     Request,
 )
+from pathways_runtime.transport.http2.receiving import EndedStreams, HeaderBlocks, ReceiveWindows
 from pathways_runtime.transport.http2.sender import Sender
 from pathways_runtime.transport.http2.streams import Stream
 
@@ -48,12 +49,8 @@ _READ_BYTES = 1 << 15
 _WHOLE_FRAME_BYTES = 1 << 16
 # Memory of a message is received into directly where at least this much of it is missing.
 _MIN_DIRECT_BYTES = 1 << 14
-# Beyond these, a peer is wasting our time (and is told ENHANCE_YOUR_CALM).
-_MAX_HEADER_BLOCK_BYTES = 1 << 16
-_MAX_CONTINUATIONS = 64
-_MAX_PEER_RESETS = 10_000
+# A peer that reads so few of the answers to its frames is cut off.
 _MAX_UNSENT_CONTROL_FRAMES = 10_000
-_MAX_REMEMBERED_RESETS = 10_000
 
 
 class Limits(NamedTuple):
@@ -97,24 +94,18 @@ class ServerConnection:
         # Memory of a message that writable() gave out instead of the buffer.
         self._receives_into_message = False
 
-        # A header block that is not complete: its stream, END_STREAM or not, the pieces.
-        self._block_stream_id = 0
-        self._block_ends_stream = False
-        self._block_pieces: list[bytes] = []
+        self._blocks = HeaderBlocks()
         self._header_decoder: headers.HeaderDecoder[Request] = headers.HeaderDecoder(
             limits.max_header_list_bytes, grpc_messages.parse_request
         )
 
         self._streams: dict[int, Stream] = {}
         self._last_stream_id = 0
-        # Streams that we ended while the client was still sending; what comes of them is not the client's fault.
-        self._reset_ids: dict[int, None] = {}
+        self._ended = EndedStreams()
         self._refuses_streams = False
         self._events: list[AnyEvent] = []
         self._batched: list[Stream] = []
-        self._peer_resets = 0
 
-        self._receive_window = limits.connection_window_bytes
         self._sender = Sender()
         self._sender.control += (
             frames.settings(
@@ -127,6 +118,7 @@ class ServerConnection:
             ),
             frames.window_update(0, limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES),
         )
+        self._windows = ReceiveWindows(limits.stream_window_bytes, limits.connection_window_bytes, self._sender)
 
     # Receiving.
 
@@ -182,7 +174,7 @@ class ServerConnection:
         stream = self._streams.get(stream_id)
         if stream is not None and stream.is_paused:
             stream.is_paused = False
-            self._credit(stream)
+            self._windows.credit(stream)
 
     def next_held(self, stream_id: int) -> AnyEvent | None:
         """The oldest event that waits; None if there is none or the stream is paused (again)."""
@@ -283,14 +275,14 @@ class ServerConnection:
                         and not (flags or compressed)
                         and message_bytes < _WHOLE_FRAME_BYTES
                         and stream_id in streams
-                        and not self._block_stream_id
+                        and not self._blocks.stream_id
                     ):
                         frame_end = position + 14 + message_bytes
                         if frame_end > end:
                             return
                         stream = streams[stream_id]
                         if stream.reader.is_at_boundary and not stream.is_ended_by_client:
-                            self._debit(stream, message_bytes + 5)
+                            self._windows.debit(stream, message_bytes + 5)
                             batch = stream.batch
                             if batch is None:
                                 batch = self._begin_batch(stream)
@@ -346,7 +338,7 @@ class ServerConnection:
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._needs_settings = False
-        if self._block_stream_id and (kind != frames.CONTINUATION or stream_id != self._block_stream_id):
+        if self._blocks.stream_id and (kind != frames.CONTINUATION or stream_id != self._blocks.stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} within a header block")
 
     def _handle_frame(self, kind: int, flags: int, stream_id: int, at: int, end: int) -> None:
@@ -382,7 +374,7 @@ class ServerConnection:
                 self._reset(stream, fault.code)
             else:
                 self._sender.control.append(frames.rst_stream(fault.stream_id, fault.code))
-                self._remember_reset(fault.stream_id)
+                self._ended.cut(fault.stream_id)
 
     # DATA.
 
@@ -400,12 +392,12 @@ class ServerConnection:
             self._start += 1
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._check_closed(stream_id)
-            self._debit_connection(length)
+            self._ended.check(stream_id)
+            self._windows.debit_connection(length)
         else:
             if stream.is_ended_by_client:
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id} after its end")
-            self._debit(stream, length)
+            self._windows.debit(stream, length)
         self._data_left = length - padding
         self._padding_left = max(0, padding - 1)
         self._data_stream = stream
@@ -496,67 +488,19 @@ class ServerConnection:
         if not stream.reader.is_discarding:
             self._emit(stream, RequestEnded(stream.id))
 
-    # Windows for receiving.
-
-    def _debit(self, stream: Stream, num_bytes: int) -> None:
-        """Bytes arrived on an open stream."""
-        self._debit_connection(num_bytes)
-        window = stream.receive_window - num_bytes
-        if window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"stream {stream.id} has sent beyond its window")
-        stream.receive_window = window
-        # Half a window at once: few frames, and the peer never runs dry while we keep up.
-        if window < self._limits.stream_window_bytes >> 1:
-            self._credit(stream)
-
-    def _debit_connection(self, num_bytes: int) -> None:
-        window = self._receive_window - num_bytes
-        if window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the peer has sent beyond the connection's window")
-        if window < self._limits.connection_window_bytes >> 1:
-            self._sender.control.append(frames.window_update(0, self._limits.connection_window_bytes - window))
-            window = self._limits.connection_window_bytes
-        self._receive_window = window
-
-    def _credit(self, stream: Stream) -> None:
-        """Fill the stream's window up, unless its consumer wants no more."""
-        increment = self._limits.stream_window_bytes - stream.receive_window
-        if increment > self._limits.stream_window_bytes >> 1 and not stream.is_paused and not stream.is_ended_by_client:
-            stream.receive_window += increment
-            self._sender.control.append(frames.window_update(stream.id, increment))
-
     # HEADERS.
 
     def _handle_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which is no client's")
-        at, end = 0, len(payload)
-        if flags & frames.PADDED:
-            if not payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without a padding length")
-            at, end = 1, end - payload[0]
-        if flags & frames.PRIORITY_FLAG:
-            at += 5
-        if at > end:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a HEADERS frame that is shorter than its parts")
-        ends_stream = bool(flags & frames.END_STREAM)
-        block = payload[at:end] if at or end != len(payload) else payload
-        if flags & frames.END_HEADERS:
-            self._handle_block(stream_id, ends_stream, block)
-        else:
-            self._block_stream_id, self._block_ends_stream = stream_id, ends_stream
-            self._block_pieces = [block]
+        block = self._blocks.begin(flags, stream_id, payload)
+        if block is not None:
+            self._handle_block(stream_id, self._blocks.ends_stream, block)
 
     def _handle_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not self._block_stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
-        self._block_pieces.append(payload)
-        if len(self._block_pieces) > _MAX_CONTINUATIONS or sum(map(len, self._block_pieces)) > _MAX_HEADER_BLOCK_BYTES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block of too many bytes or frames")
-        if flags & frames.END_HEADERS:
-            self._block_stream_id = 0
-            block, self._block_pieces = b"".join(self._block_pieces), []
-            self._handle_block(stream_id, self._block_ends_stream, block)
+        block = self._blocks.go_on(flags, payload)
+        if block is not None:
+            self._handle_block(stream_id, self._blocks.ends_stream, block)
 
     def _handle_block(self, stream_id: int, ends_stream: bool, block: bytes) -> None:
         """A complete header block: a new call, or what a client adds at its end."""
@@ -565,7 +509,7 @@ class ServerConnection:
             self._header_decoder.decode(block)
             stream = self._streams.get(stream_id)
             if stream is None:
-                self._check_closed(stream_id)
+                self._ended.check(stream_id)
             elif stream.is_ended_by_client:
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id} after its end")
             elif not ends_stream:
@@ -651,10 +595,7 @@ class ServerConnection:
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        # Opening and resetting streams in a row is an attack (CVE-2023-44487); calls that end well make up for it.
-        self._peer_resets += 1
-        if self._peer_resets > _MAX_PEER_RESETS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+        self._ended.reset_by_peer()
         self._forget(stream)
         code = _U32.unpack(payload)[0]
         self._events.append(StreamCancelled(stream_id, f"reset by the client with code {code}"))
@@ -668,28 +609,18 @@ class ServerConnection:
 
     # Streams' ends.
 
-    def _check_closed(self, stream_id: int) -> None:
-        """A frame of a stream that is gone: allowed if its client could not know yet."""
-        if stream_id not in self._reset_ids:
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"a frame on stream {stream_id}, which is closed")
-
     def _reset(self, stream: Stream, code: ErrorCode) -> None:
         self._sender.control.append(frames.rst_stream(stream.id, code))
-        self._remember_reset(stream.id)
+        self._ended.cut(stream.id)
         self._forget(stream)
-
-    def _remember_reset(self, stream_id: int) -> None:
-        self._reset_ids[stream_id] = None
-        if len(self._reset_ids) > _MAX_REMEMBERED_RESETS:
-            del self._reset_ids[next(iter(self._reset_ids))]
 
     def _forget_closed(self, stream: Stream) -> None:
         """The answer is complete."""
         self._forget(stream)
         if stream.is_ended_by_client:
-            self._peer_resets = max(0, self._peer_resets - 1)
+            self._ended.completed()
         else:
-            self._remember_reset(stream.id)
+            self._ended.cut(stream.id)
 
     def _forget(self, stream: Stream) -> None:
         del self._streams[stream.id]
