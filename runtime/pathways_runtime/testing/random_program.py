@@ -16,6 +16,7 @@ class RandomProgram:
     Args:
         meshes: those of one size can exchange arrays.
         copies: how often a step is a copy to another mesh.
+        may_chain_copies: whether a copy may be copied before a program has run on it.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class RandomProgram:
         num_steps: int,
         copies: float = 0.2,
         programs: Sequence[bytes] = (b"F", b"G"),
+        may_chain_copies: bool = True,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -35,6 +37,8 @@ class RandomProgram:
         self._programs = list(programs)
         self._steps_left = num_steps
         self._copies = copies
+        self._may_chain_copies = may_chain_copies
+        self._copied: list[ClientArray] = []
         self._arrays: list[ClientArray] = []
         self._uncompiled = len(self._meshes) * len(self._programs)
         for mesh in self._meshes:
@@ -64,8 +68,10 @@ class RandomProgram:
             place = rng.randrange(len(self._arrays))
             array = self._arrays[place]
             others = [mesh for mesh in usable if len(mesh) == len(array.mesh) and mesh != array.mesh]
-            if others and rng.random() < self._copies:
+            may_copy = self._may_chain_copies or array not in self._copied
+            if others and may_copy and rng.random() < self._copies:
                 result = client.copy(array, rng.choice(others))
+                self._copied = [result, *self._copied[:_MOST_ARRAYS]]
             else:
                 result = client.run_program(rng.choice(self._programs), array)
             self._arrays[place] = result

@@ -137,9 +137,9 @@ class Workers:
         self.fetches: set[tuple[WaitId, HostIndex]] = set()
         self.lost_hosts: set[HostIndex] = set()
         self._transfers_started: set[OpId] = set()
-        # What a host took with it: operations that it was to take part in, and arrays of which nothing is left anywhere.
-        self._hit: dict[OpId, Status] = {}
-        self._gone: set[Handle] = set()
+        # Operations that wait and have lost hosts, with the hosts; and who holds something of an array.
+        self._hit: dict[OpId, tuple[Status, set[HostIndex]]] = {}
+        self._holders: dict[Handle, set[HostIndex]] = {}
         self._was_lost: set[HostIndex] = set()
         self._last_op = 0
 
@@ -169,20 +169,16 @@ class Workers:
         self._was_lost.add(host)
         for submit in self.waiting:
             if host in submit.hosts:
-                self._hit.setdefault(submit.operation.op_id, loss)
-        for handle, array in list(self.arrays.items()):
-            if host in self.topology.hosts_of(array.devices):
-                del self.arrays[handle]
-                self._lose_array(handle, array.devices, loss)
+                self._hit.setdefault(submit.operation.op_id, (loss, set()))[1].add(host)
+        for handle, holders in self._holders.items():
+            if host in holders:
+                holders.discard(host)
+                if self.arrays.pop(handle, None) is not None:
+                    self.failures[handle] = loss
 
     def held(self) -> set[Handle]:
         """Arrays of which a host holds something, if only a failure."""
-        return (self.arrays.keys() | self.failures.keys()) - self._gone
-
-    def _lose_array(self, handle: Handle, devices: tuple[DeviceId, ...], loss: Status) -> None:
-        self.failures[handle] = loss
-        if self.lost_hosts.issuperset(self.topology.hosts_of(devices)):
-            self._gone.add(handle)
+        return {handle for handle in self.arrays.keys() | self.failures.keys() if self._holders[handle]}
 
     # the order
 
@@ -209,11 +205,16 @@ class Workers:
         if submit.is_transfer:
             self._transfers_started.add(operation.op_id)
         injected = self.to_fail.pop(operation.op_id, None)
-        hit = self._hit.pop(operation.op_id, None)
+        loss, lost = self._hit.pop(operation.op_id, (None, set()))
+        for handle in submit.writes:
+            self._holders[handle] = set(submit.hosts) - lost
+        if isinstance(operation, MakeArrays | Alias | Transfer):
+            for result in operation.results:
+                self._holders[result.handle] = set(self.topology.hosts_of(result.devices)) - lost
         match operation:
             case MakeArrays(results=results, buffers=buffers):
                 for result, indices in zip(results, buffers, strict=True):
-                    if self._is_hit(result, hit):
+                    if loss is not None and self._is_hit(result, loss, lost):
                         continue
                     if injected is not None:
                         self._fail(operation.op_id, (result.handle,), injected)
@@ -225,11 +226,11 @@ class Workers:
                         shards.append(Buffer(sent.copy()))
                     self._add(result.handle, result.devices, shards, result.memory_kind)
             case Launch():
-                self._launch(operation, submit, injected or hit)
+                self._launch(operation, submit, injected or loss)
             case Alias(results=results, sources=sources):
                 for result, handles in zip(results, sources, strict=True):
                     cause = injected or self._cause(handles)
-                    if self._is_hit(result, hit):
+                    if loss is not None and self._is_hit(result, loss, lost):
                         continue
                     if cause is not None:
                         self._fail(operation.op_id, (result.handle,), cause)
@@ -241,7 +242,7 @@ class Workers:
                 for index, result in enumerate(results):
                     own = [move for move in moves if move.result_index == index]
                     cause = injected or self._cause(tuple(move.source for move in own))
-                    if self._is_hit(result, hit):
+                    if loss is not None and self._is_hit(result, loss, lost):
                         continue
                     if cause is not None:
                         self._fail(operation.op_id, (result.handle,), cause)
@@ -255,7 +256,6 @@ class Workers:
                         del self.arrays[handle]
                     elif handle in self.failures:
                         del self.failures[handle]
-                        self._gone.discard(handle)
                     else:
                         raise UseAfterFree(f"array {handle} is deleted but not there")
             case Await(wait_id=wait_id, handles=handles):
@@ -300,14 +300,12 @@ class Workers:
             self.failures.pop(launch.arguments[position], None)
         if cause is not None:
             self._fail(launch.op_id, launch.results, cause)
-            if self.lost_hosts.issuperset(submit.hosts):
-                self._gone.update(launch.results)
 
-    def _is_hit(self, result: ShardedResult, hit: Status | None) -> bool:
-        """Whether a result has a shard on a host that was lost before the operation started."""
-        if hit is None or self._was_lost.isdisjoint(self.topology.hosts_of(result.devices)):
+    def _is_hit(self, result: ShardedResult, loss: Status, lost: set[HostIndex]) -> bool:
+        """Whether a result was to have a shard on a host that was lost before the operation started."""
+        if lost.isdisjoint(self.topology.hosts_of(result.devices)):
             return False
-        self._lose_array(result.handle, result.devices, hit)
+        self.failures[result.handle] = loss
         return True
 
     def _check_there(self, handle: Handle) -> None:

@@ -61,6 +61,7 @@ class SimulatedCluster:
             for host in range(self.topology.num_hosts)
         ]
         self._communicators: dict[Mesh, Communicator] = {}
+        self._sent: set[MoveKey] = set()
         self._clients: dict[SessionId, SimulatedClient] = {}
         self._reordering = {host: _Reordering(self.executors[host], self.clock) for host in reordering}
         self._check_every = check_every
@@ -128,11 +129,15 @@ class SimulatedCluster:
         return communicator
 
     def send_shard(self, source: HostIndex, target: HostIndex, key: MoveKey, cell: Cell) -> None:
-        if source not in self.lost_hosts:
+        if not self.executors[source].is_lost:
+            self._sent.add(key)
             receive = self.executors[target].receive_shard
             self.network.link("data", str(source), str(target)).send(
                 functools.partial(receive, key, cell.value, cell.failure)
             )
+
+    def is_sent(self, key: MoveKey) -> bool:
+        return key in self._sent
 
     def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None:
         self._from_executor(host, ev.Acknowledged(PeerId(_FIRST_EXECUTOR + host), launches, transfers))

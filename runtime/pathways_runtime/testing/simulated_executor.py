@@ -111,6 +111,7 @@ class Surroundings(Protocol):
 
     def communicator(self, devices: tuple[DeviceId, ...]) -> Communicator: ...
     def send_shard(self, source: HostIndex, target: HostIndex, key: "MoveKey", cell: Cell) -> None: ...
+    def is_sent(self, key: "MoveKey") -> bool: ...
     def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None: ...
     def report_failed(
         self, host: HostIndex, session: SessionId, op_id: OpId, handles: tuple[Handle, ...], failure: Status
@@ -154,7 +155,7 @@ class SimulatedExecutor:
         self._programs: dict[_ArrayKey, tuple[int, tuple[DeviceId, ...]]] = {}
         self._host_buffers: dict[tuple[SessionId, OpId, int], Cell] = {}
         self._incoming: dict[MoveKey, Cell] = {}
-        self._expected_from: dict[HostIndex, list[Cell]] = {}
+        self._expected_from: dict[HostIndex, dict[MoveKey, Cell]] = {}
         self._lost_peers: dict[HostIndex, Status] = {}
         self._queue: deque[_Launch] = deque()
         self._is_busy = False
@@ -175,15 +176,15 @@ class SimulatedExecutor:
     def receive_shard(self, key: MoveKey, value: int | None, failure: Status | None) -> None:
         """A shard is there that another host has sent."""
         cell = self._incoming.setdefault(key, Cell())
-        # What was under way when its sender was lost may come after that was noticed.
+        # The array that it belongs to may have been poisoned meanwhile.
         if not cell.is_ready:
             cell.settle(value, failure)
 
     def lose_peer(self, host: HostIndex, failure: Status) -> None:
-        """Another host is gone: what it has not sent will never come."""
+        """Another host is gone: what it has not sent will never come. What is under way still does."""
         self._lost_peers[host] = failure
-        for cell in self._expected_from.pop(host, []):
-            if not cell.is_ready:
+        for key, cell in self._expected_from.pop(host, {}).items():
+            if not cell.is_ready and not self._surroundings.is_sent(key):
                 cell.settle(None, failure)
 
     def close_session(self, session: SessionId) -> None:
@@ -222,10 +223,7 @@ class SimulatedExecutor:
                 del self._programs[session, executable]
             case ops.Poison(_, handles, status):
                 for handle in handles:
-                    for local_index in range(self._topology.devices_per_host):
-                        cell = Cell()
-                        cell.settle(None, status)
-                        self._add(session, handle, self._topology.device_at(self._host, local_index), cell)
+                    self._poison(session, handle, status)
             case _:
                 raise TypeError(f"host {self._host} cannot start {operation!r}")
 
@@ -259,17 +257,17 @@ class SimulatedExecutor:
 
     def _contribute(self) -> None:
         launch = self._queue[0]
+        # Whatever failed here, the peers wait for this host: it takes part with what it has, and fails its own results.
         failure = next((cell.failure for cell in launch.inputs if cell.failure is not None), None)
-        if failure is not None:
-            self._finish(launch, None, failure)
-            return
         value = launch.factor * sum(cell.value or 0 for cell in launch.inputs) % MODULUS
         communicator = self._surroundings.communicator(launch.devices)
 
         def on_result(result: int | None) -> None:
-            lost = Status(Code.INTERNAL, "a peer of a collective is gone")
+            cause = failure
+            if cause is None and result is None:
+                cause = Status(Code.INTERNAL, "a peer of a collective is gone")
             run_ns = self._rng.randrange(_LONGEST_RUN_NS)
-            self._clock.call_later(run_ns, lambda: self._finish(launch, result, None if result is not None else lost))
+            self._clock.call_later(run_ns, lambda: self._finish(launch, None if cause else result, cause))
 
         communicator.contribute(self._host, value, on_result)
 
@@ -277,7 +275,9 @@ class SimulatedExecutor:
         if self.is_lost:
             return
         for cell in launch.outputs:
-            cell.settle(result, failure)
+            # A Poison may have come meanwhile.
+            if not cell.is_ready:
+                cell.settle(result, failure)
         if failure is not None:
             operation = launch.operation
             self._surroundings.report_failed(self._host, launch.session, operation.op_id, operation.results, failure)
@@ -316,10 +316,10 @@ class SimulatedExecutor:
     def _expect(self, source: HostIndex, key: MoveKey) -> Cell:
         cell = self._incoming.setdefault(key, Cell())
         if not cell.is_ready:
-            if source in self._lost_peers:
+            if source in self._lost_peers and not self._surroundings.is_sent(key):
                 cell.settle(None, self._lost_peers[source])
             else:
-                self._expected_from.setdefault(source, []).append(cell)
+                self._expected_from.setdefault(source, {})[key] = cell
         return cell
 
     def _sender(self, target: HostIndex, key: MoveKey, source: Cell) -> Callable[[], None]:
@@ -336,6 +336,17 @@ class SimulatedExecutor:
 
     def _fetch(self, session: SessionId, wait_id: WaitId, cell: Cell) -> None:
         cell.when_ready(lambda: self._surroundings.fetched(self._host, session, wait_id, cell.value, cell.failure))
+
+    def _poison(self, session: SessionId, handle: Handle, failure: Status) -> None:
+        """An error in place of an array, whether it is awaited, or there, or was never made."""
+        array = self._arrays.setdefault((session, handle), {})
+        for local_index in range(self._topology.devices_per_host):
+            device = self._topology.device_at(self._host, local_index)
+            cell = array.get(device)
+            if cell is None or cell.is_ready:
+                # Who has read it keeps what there was.
+                cell = array[device] = Cell()
+            cell.settle(None, failure)
 
     # shards
 

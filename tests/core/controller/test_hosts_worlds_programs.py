@@ -138,14 +138,20 @@ def test_what_a_lost_host_has_no_results_in_goes_on_without_it():
     assert driver.core.report(0)["queues"][2]["launches_in_flight"] == 0
 
 
-def test_a_lost_sender_releases_who_waits_for_its_transfer():
+def test_a_transfer_that_a_lost_host_had_to_start_is_poisoned_everywhere_before_its_readers_go():
+    """Else some members of a gang would have their argument, and some would not."""
     driver = Driver(TWO_BY_TWO).start()
     s = driver.attach()
     transfer = Operation(s, 1, (0, 2, 3), False, is_transfer=True, senders=(0, 2), writes=(1,))
-    driver.submit(transfer, Operation(s, 2, (3,), reads=(1,), after_transfers=(1,)))
+    driver.submit(transfer, Operation(s, 2, (2, 3), reads=(1,), after_transfers=(1,)))
     assert driver.acknowledge(2, transfers=((s, 1),)) == []
     out = driver.send(ev.ExecutorExited(0, 1, -9, "", driver.now_ns))
-    assert [i.submission.op_id for i in of_type(out, ins.Dispatch)] == [2]
+    (poison,) = of_type(out, ins.Substitute)
+    (launch,) = of_type(out, ins.Dispatch)
+    assert (poison.group.hosts, poison.operation.handles, poison.operation.op_id) == ((2, 3), (1,), 1)
+    assert (launch.submission.op_id, launch.group.hosts) == (2, (2, 3))
+    assert poison.seq < launch.seq
+    assert [(i.op_id, i.handles) for i in of_type(out, ins.ReportFailed)] == [(1, (1,))]
 
 
 def test_silence_is_loss_and_a_controller_that_slept_blames_nobody():

@@ -26,12 +26,23 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """An operation that could not run, because one of its hosts is lost; its results are poisoned."""
+    """An operation that could not run, or not to its end, because a host is lost; its results are poisoned."""
 
     session: SessionId
     op_id: OpId
     handles: tuple[Handle, ...]
     failure: Status
+
+
+class _StartingTransfer:
+    """A transfer in the order whose senders have not all said that they started."""
+
+    __slots__ = ("group", "senders", "submission")
+
+    def __init__(self, submission: Submission, group: HostGroup, senders: set[HostIndex]) -> None:
+        self.submission = submission
+        self.group = group
+        self.senders = senders
 
 
 class _SessionOrder:
@@ -42,7 +53,7 @@ class _SessionOrder:
             about these only, so that a session that holds nothing costs nothing.
         last_writers: per handle, the last held operation that makes or consumes it.
         readers: per handle, the held operations that read it since.
-        starting: transfers in the order whose senders have not all started, with those senders.
+        starting: transfers in the order whose senders have not all started.
         after_starting: per transfer that is held or starting, who waits for it to be under way.
         num_submitted, num_dispatched: in the life of the session.
         session: whose order this is.
@@ -68,7 +79,7 @@ class _SessionOrder:
         self.held: dict[OpId, HeldOperation] = {}
         self.last_writers: dict[Handle, HeldOperation] = {}
         self.readers: dict[Handle, list[HeldOperation]] = {}
-        self.starting: dict[OpId, set[HostIndex]] = {}
+        self.starting: dict[OpId, _StartingTransfer] = {}
         self.after_starting: dict[OpId, list[HeldOperation]] = {}
         self.num_submitted = 0
         self.num_dispatched = 0
@@ -190,14 +201,14 @@ class Order:
         self._serve_queue(out)
 
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> None:
-        """A host is lost for ``failure``: what needs it is poisoned on the others, and no transfer waits for it."""
+        """A host is lost for ``failure``: what needs it, or waits for bytes from it, is poisoned on the others."""
         if host not in self._closing:
             self.close_host(host, out)
         self._closing.discard(host)
         self._lost[host] = failure
         for state in self._sessions.values():
-            for op_id in [op_id for op_id, senders in state.starting.items() if host in senders]:
-                self._sender_started(state, op_id, host)
+            for transfer in [t for t in state.starting.values() if host in t.senders]:
+                self._poison_transfer(state, transfer, failure, out)
         self._ready.extend(self._awaiting_verdict)
         self._awaiting_verdict = []
         self._serve_queue(out)
@@ -248,8 +259,8 @@ class Order:
                 assert state.held.get(writer.submission.op_id) is writer
             for readers in state.readers.values():
                 assert readers and all(state.held.get(r.submission.op_id) is r for r in readers)
-            for senders in state.starting.values():
-                assert senders and not senders & self._lost.keys()
+            for starting in state.starting.values():
+                assert starting.senders and not starting.senders & self._lost.keys()
             if not state.held:
                 assert not state.after_starting and not state.readers and not state.last_writers
 
@@ -359,7 +370,7 @@ class Order:
         if submission.senders:
             senders = {host for host in submission.senders if host not in self._lost}
             if senders:
-                state.starting[submission.op_id] = senders
+                state.starting[submission.op_id] = _StartingTransfer(submission, group, senders)
 
     def _append_without_missing(self, submission: Submission, group: HostGroup, out: list[Instruction]) -> None:
         """All or nothing: what a lost host has a part in makes nothing, anywhere. Deletions and answers go on."""
@@ -378,11 +389,25 @@ class Order:
         self._abandoned.append(Abandoned(session, op_id, submission.writes, failure))
 
     def _sender_started(self, state: _SessionOrder, op_id: OpId, host: HostIndex) -> None:
-        senders = state.starting[op_id]
+        senders = state.starting[op_id].senders
         senders.discard(host)
         if not senders:
             del state.starting[op_id]
             self._under_way(state, op_id)
+
+    def _poison_transfer(
+        self, state: _SessionOrder, transfer: _StartingTransfer, failure: Status, out: list[Instruction]
+    ) -> None:
+        """Some of a transfer's bytes will not come. All its hosts learn it, and before whatever waits for it: a gang of
+        which some members have their argument and some do not would compute nonsense."""
+        submission = transfer.submission
+        present = self._groups.present(transfer.group)
+        self._last_seq = Seq(self._last_seq + 1)
+        poison = Poison(submission.op_id, submission.writes, failure)
+        out.append(Substitute(self._last_seq, present, state.session, poison))
+        self._abandoned.append(Abandoned(state.session, submission.op_id, submission.writes, failure))
+        del state.starting[submission.op_id]
+        self._under_way(state, submission.op_id)
 
     def _under_way(self, state: _SessionOrder, op_id: OpId) -> None:
         for operation in state.after_starting.pop(op_id, ()):
@@ -398,8 +423,8 @@ class Order:
         if operation.transfers:
             parts = []
             for transfer in sorted(operation.transfers):
-                hosts = state.starting.get(transfer)
-                where = f" on hosts {', '.join(map(str, sorted(hosts)))}" if hosts else ""
+                starting = state.starting.get(transfer)
+                where = f" on hosts {', '.join(map(str, sorted(starting.senders)))}" if starting else ""
                 parts.append(f"transfer {transfer} to be under way{where}")
             return "; ".join(parts)
         if id(operation) in verdict:
