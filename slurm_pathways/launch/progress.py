@@ -1,5 +1,6 @@
 """What a run says on stderr: one line per stage, in place on a terminal."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TextIO
@@ -8,6 +9,8 @@ from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
 
 PREFIX = "slurm-pathways: "
+#: Of many hosts, the last ones are those that one waits for.
+_HOSTS_NAMED = 8
 
 
 class Progress:
@@ -31,6 +34,8 @@ class Progress:
         if self._verbosity < 0:
             return
         if self._is_in_place:
+            # A line that wraps could not be written over.
+            text = text if is_done else text[: shutil.get_terminal_size().columns - len(PREFIX) - 1]
             self._stream.write(f"\r\x1b[K{PREFIX}{text}" + ("\n" if is_done else ""))
             self._stream.flush()
             self._is_open = not is_done
@@ -57,8 +62,10 @@ class Progress:
 
     def hosts(self, ready: Mapping[str, float]) -> None:
         """Which hosts are ready; by name, with the seconds since the start at which they were."""
-        names = ", ".join(f"{name} ({at_s:.1f} s)" for name, at_s in ready.items())
         is_done = len(ready) >= self._spec.num_hosts
+        latest = list(ready.items())[-_HOSTS_NAMED:]
+        names = ", ".join(f"{name} ({at_s:.1f} s)" for name, at_s in latest)
+        names = names if len(ready) <= _HOSTS_NAMED else f"…, {names}"
         self.stage(f"hosts ready: {len(ready)} of {self._spec.num_hosts}: {names}", is_done=is_done)
 
     def ready(self, elapsed_s: float, logs: str) -> None:
