@@ -291,7 +291,7 @@ class Supervisor:
         if options.force_sockets:
             argv.append("--force-sockets")
         if options.worker_xla_flags:
-            argv.append(f"--xla-flags={options.worker_xla_flags}")
+            argv.append(f"--worker-xla-flags={options.worker_xla_flags}")
         return argv
 
 
