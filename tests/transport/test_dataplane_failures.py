@@ -5,13 +5,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pathways_runtime.transport import addresses
-from pathways_runtime.transport.dataplane import DataPlane, PeerLost
+from pathways_runtime.transport.dataplane import DataPlane, PeerLost, outbound
 from pathways_runtime.transport.dataplane.messages import CHUNK, DATA_PLANE_VERSION, HEAD, Hello, encode_hello
 
 from .dataplane_ends import TIMEOUT_S, MakePlane, Sending, eventually, expect
@@ -102,6 +103,17 @@ def test_nobody_at_the_address(make_plane: MakePlane, tmp_path: Path, monkeypatc
     for sending in sendings:
         assert "host 1" in str(sending.failure())
         assert "cannot connect to unix:" in str(sending.failure())
+
+
+def test_closing_does_not_wait_for_a_peer_that_does_not_listen(make_plane: MakePlane, tmp_path: Path) -> None:
+    plane = make_plane()
+    plane.connect(1, f"unix:{tmp_path}/nobody", plane.host_key)
+    sending = Sending()
+    plane.send(1, (1, 1, 1), BIG, sending)
+    began_s = time.monotonic()
+    plane.close()
+    assert time.monotonic() - began_s < outbound._CONNECT_TIMEOUT_S / 2
+    assert "closed" in str(sending.failure())
 
 
 @WAYS

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,11 +107,14 @@ def stop_listening(sock: socket.socket, address: str) -> None:
     Path(parse(address).path).unlink(missing_ok=True)
 
 
-def connect(address: str, timeout_s: float) -> socket.socket:
+def connect(address: str, timeout_s: float, is_given_up: Callable[[], bool] = lambda: False) -> socket.socket:
     """A blocking socket connected to ``address``.
 
     Waits while nobody listens there yet; ``timeout_s=0`` tries once. Blocks the thread: on an event loop, call it in
     another thread or open the connection with ``loop.create_unix_connection(..., parse(address).path)``.
+
+    Args:
+        is_given_up: asked between attempts; True ends the waiting at once.
 
     Raises:
         AddressError: see ``parse``. ConnectFailed: nobody was there in time, or the system refused.
@@ -127,7 +131,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
             return sock
         except OSError as failure:
             sock.close()
-            if failure.errno not in _NOT_YET or time.monotonic() >= deadline_s:
+            if failure.errno not in _NOT_YET or time.monotonic() >= deadline_s or is_given_up():
                 raise ConnectFailed(
                     failure.errno, f"cannot connect to {address} (tried for {timeout_s:g} s): {failure.strerror}"
                 ) from failure

@@ -254,7 +254,7 @@ class Link:
     def _run(self, connection: _Connection) -> None:
         sock: socket.socket | None = None
         try:
-            sock = addresses.connect(self.address, _CONNECT_TIMEOUT_S)
+            sock = addresses.connect(self.address, _CONNECT_TIMEOUT_S, lambda: self.failure is not None)
             sock.sendall(messages.encode_hello(self._hello))
             self._poller.watch(sock, functools.partial(self._read_notices, connection, sock))
             with self._changed:
