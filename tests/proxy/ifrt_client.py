@@ -108,7 +108,9 @@ class IfrtClient:
             while (message := await self._stream.read()) is not grpc.aio.EOF:
                 response = schema.IfrtResponse.FromString(message)
                 self.responses.append(response)
-                self._answers.pop(response.response_metadata.op_id).set_result(response)
+                waiting = self._answers.pop(response.response_metadata.op_id, None)
+                if waiting is not None:
+                    waiting.set_result(response)
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
             how = f"{failure!r}"
         if not self.ended.done():

@@ -1,7 +1,9 @@
 """The rules of an IFRT proxy session, over real sockets, with every front end."""
 
 import asyncio
+import contextlib
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 
 from pathways_runtime.core.dtype import DType
-from pathways_runtime.core.ids import DeviceId, HostIndex
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, SessionId, WorkerId
 from pathways_runtime.core.sharding import Sharding, TileAssignment, TileKind
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.proxy import session_server
 from pathways_runtime.proxy.host_buffer_messages import CHUNK_BYTES
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.ifrt import programs, schema, shardings
@@ -489,6 +492,22 @@ def test_values_come_back_in_the_strides_that_the_client_wants(run: RunWithRig) 
     run(body)
 
 
+def test_values_that_cannot_be_stored_are_an_error_of_their_request(run: RunWithRig) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.client() as client:
+            await client.init()
+            await put(client, np.arange(6, dtype=np.float32).reshape(2, 3), on(0), 1)
+            fields = {"array_handle": 1, "host_buffer_handle": 9}
+            strides = schema.ByteStrides(strides=(-4, 8))
+            refused = await client.ask("copy_to_host_buffer_request", byte_strides=strides, **fields)
+            assert status_of(refused) == (Code.INVALID_ARGUMENT, "byte strides [-4, 8] do not suit the shape [2, 3]")
+            first, second = [await client.send(request("copy_to_host_buffer_request", **fields)) for _ in range(2)]
+            assert (await answer(first)).WhichOneof("response") == "copy_to_host_buffer_response"
+            assert status_of(await answer(second)) == (Code.ALREADY_EXISTS, "host buffer 9 is stored already")
+
+    run(body)
+
+
 @pytest.mark.parametrize(("announced", "sent"), [(4, 3), (4, 5), (0, 1), (-1, 0)])
 def test_uploads_that_are_not_what_was_announced(run: RunWithRig, announced: int, sent: int) -> None:
     async def body(rig: Rig) -> None:
@@ -551,5 +570,116 @@ def test_the_socket_is_its_owners_only(run: RunWithRig) -> None:
     async def body(rig: Rig) -> None:
         path = Path(rig.listen.removeprefix("unix:"))
         assert path.stat().st_mode & 0o777 == 0o600
+
+    run(body)
+
+
+def test_a_long_queue_is_not_read_on_until_its_head_has_its_bytes(
+    run: RunWithRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_server, "_MAX_QUEUED", 8)
+
+    async def body(rig: Rig) -> None:
+        async with rig.client() as client:
+            await client.init()
+            zero = np.zeros(1, np.float32)
+            await client.send(request("make_array_from_host_buffer_request", **array_fields(zero, on(0), 1)))
+            asked = [await client.send(request("is_array_deleted_request", array_handle=1)) for _ in range(100)]
+            report = (await status(rig))["sessions"][0]
+            assert report["queued_requests"] >= 8
+            await client.store(1, zero.tobytes())
+            answers = await asyncio.gather(*map(answer, asked))
+            assert {each.WhichOneof("response") for each in answers} == {"is_array_deleted_response"}
+
+    run(body)
+
+
+def test_a_link_of_a_host_that_is_lost_swallows_nothing(run: RunWithRig) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.client() as client:
+            await client.init()
+            zero = np.zeros(1, np.float32)
+            await put(client, zero, on(2), 1)
+            await client.ask("check_value_ready_request", value_handles=[1])
+            session = rig.cluster.sessions[client.session_id]
+            # The old executor's link stays open on its side; a new executor connects before the proxy hears of it.
+            lost = Status(Code.DATA_LOSS, "host-1 is gone")
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost)))
+            await client.ask("is_array_deleted_request", array_handle=1)
+            links_address = next(m.links_address for m in rig.cluster.received if isinstance(m, messages.Attach))
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7")))
+            await status(rig)
+            await put(client, zero, on(2), 2)
+            await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address)
+            ready = await client.ask("check_value_ready_request", value_handles=[2])
+            assert ready.WhichOneof("response") == "check_value_ready_response"
+            assert session.arrays[Handle(2)][DeviceId(2)].tolist() == [0.0]
+
+    run(body)
+
+
+def mangled(seed: int) -> bytes:
+    """A request that decodes, with any kind and any values."""
+    random = Random(seed)
+    message = schema.IfrtRequest()
+    message.request_metadata.op_id = 1000 + seed
+    kinds = [field.name for field in schema.IfrtRequest.DESCRIPTOR.oneofs_by_name["request"].fields]
+    scramble(getattr(message, kinds[seed % len(kinds)]), random, depth=0)
+    return bytes(message.SerializeToString())
+
+
+def scramble(message: Any, random: Random, depth: int) -> None:
+    """Fill any of the fields of a message with values that a client might send by mistake."""
+    message.SetInParent()
+    for field in message.DESCRIPTOR.fields:
+        if random.random() < 0.25 or (field.message_type and field.message_type.GetOptions().map_entry):
+            continue
+        many = field.is_repeated
+        for _ in range(random.randrange(3) if many else 1):
+            if field.cpp_type == field.CPPTYPE_MESSAGE:
+                if depth < 6:
+                    child = getattr(message, field.name)
+                    scramble(child.add() if many else child, random, depth + 1)
+                continue
+            value = any_value(field, random)
+            if many:
+                getattr(message, field.name).append(value)
+            else:
+                setattr(message, field.name, value)
+
+
+def any_value(field: Any, random: Random) -> Any:
+    if field.cpp_type == field.CPPTYPE_STRING:
+        texts = [shardings.HLO_SHARDING, shardings.SINGLE_DEVICE_SHARDING, programs.XLA_PROGRAM, "device", "x", ""]
+        text = random.choice(texts)
+        sharding = shardings.encode_sharding(random.choice([ALL, on(0), on(3)])).serialized_sharding.data
+        return random.choice([text.encode(), sharding]) if field.type == field.TYPE_BYTES else text
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return random.random() < 0.5
+    if field.cpp_type == field.CPPTYPE_ENUM:
+        return random.choice([0, 1, 2, 3, 11])
+    if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_INT64):
+        return random.choice([-1, 0, 1, 2, 3, 4, 5, 1 << 30])
+    if field.cpp_type in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64):
+        return random.choice([0, 1, 2, 3, 77])
+    return 0.5
+
+
+@pytest.mark.parametrize("first_seed", range(0, 640, 64))
+def test_requests_that_make_no_sense_do_no_harm(run: RunWithRig, first_seed: int) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.client() as bystander, rig.client() as client:
+            await bystander.init()
+            await client.init()
+            for handle in (1, 2, 3):
+                await put(client, np.zeros((4, 1), np.float32), ALL if handle == 1 else on(handle), handle)
+            for seed in range(first_seed, first_seed + 64):
+                for handle in (0, 2, 77):
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        await client.store(handle, b"abcd")
+                await client.send_bytes(mangled(seed))
+                report = await status(rig)
+                assert len(report["sessions"]) == 2, f"seed {seed} ended a session: {client.responses[-1]}"
+            await put(bystander, np.zeros(1, np.float32), on(0), 1)
 
     run(body)

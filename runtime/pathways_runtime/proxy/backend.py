@@ -105,19 +105,21 @@ class ProxyBackend:
     def control_message(self, message: messages.Message) -> None:
         """A message from the controller."""
         match message:
-            case messages.Dispatched() | messages.ProgramCompiled() | messages.OperationFailed():
+            case (
+                messages.Dispatched()
+                | messages.ProgramCompiled()
+                | messages.OperationFailed()
+                | messages.SessionEnded()
+            ):
                 # A session that is over meanwhile has nobody to tell.
-                session = self._sessions.get(message.session)
-                if session is not None:
-                    session.control_message(message)
-            case messages.SessionEnded():
                 session = self._sessions.get(message.session)
                 if session is not None:
                     session.control_message(message)
             case messages.Attached():
                 self._attached(message)
             case messages.HostChanged(state=state):
-                self._links.forget_host(state.host)
+                if state.worker is None:
+                    self._links.forget_host(state.host)
                 for session in list(self._sessions.values()):
                     session.control_message(message)
             case messages.StatusRequest(request=request):

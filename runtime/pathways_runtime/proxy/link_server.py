@@ -74,15 +74,14 @@ class LinkServer:
             link.channel.send(header, payload)
 
     def forget_host(self, host: HostIndex) -> None:
-        """The executor behind a host is gone, and what was meant for it too."""
+        """The executor behind a host is gone, and what was meant for it too.
+
+        Its links may not have noticed yet, and must not swallow what is meant for the next one.
+        """
         for key in [key for key in self._waiting if key[1] == host]:
             del self._waiting[key]
-
-    def unsent_bytes(self, session: SessionId) -> int:
-        """What is on its way to the executors of a session and not yet out of this process."""
-        return sum(link.channel.unsent_bytes() for (owner, _), link in self._links.items() if owner == session) + sum(
-            len(payload) for (owner, _), sends in self._waiting.items() if owner == session for _, payload in sends
-        )
+        for key in [key for key in self._links if key[1] == host]:
+            self._links.pop(key).channel.close()
 
     def _registered(self, link: "_Link", hello: LinkHello) -> None:
         key = (hello.session, hello.host)

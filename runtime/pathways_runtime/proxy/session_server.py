@@ -40,6 +40,8 @@ _INIT = "init_request"
 _UNCOUNTED = frozenset({_INIT, "check_future_request", "delete_array_request", "destruct_array_request"})
 _NEVER_REACHED = 1 << 62
 
+#: So many requests may queue (behind one that waits for its bytes) before the client's stream is not read on.
+_MAX_QUEUED = 4096
 #: Of the requests that wait for their answer, a report lists so many, the oldest first.
 _REPORTED_REQUESTS = 32
 
@@ -107,9 +109,14 @@ class SessionServer:
         self._unwanted_buffers: set[Handle] = set()
         # The payload of the Fetched that the core is told about.
         self._fetched: Buffer | None = None
+        # Why what was fetched could not be stored; the next answer is about it.
+        self._unstored: Status | None = None
         self._compiling: dict[Handle, int] = {}
         self._num_undispatched = 0
+        # Too many operations wait at the controller: nothing is fed.
         self._is_held_back = False
+        # The client's stream is not read.
+        self._is_paused = False
         self._num_requests = 0
         self._perform: Mapping[type[instructions.Instruction], Callable[[Any], None]] = {
             instructions.SubmitOperation: self._submit,
@@ -145,6 +152,9 @@ class SessionServer:
         queued = self._decode(request_id, kind, proto)
         if self._queue or self._core is None or self._is_held_back or not self._take(queued):
             self._queue.append(queued)
+            if len(self._queue) > _MAX_QUEUED:
+                # Not a deadlock: what the first waits for comes over other streams.
+                self._pause_reading()
 
     def disconnected(self) -> None:
         """The client is gone."""
@@ -255,6 +265,14 @@ class SessionServer:
             # A session that ended meanwhile has cleared it.
             if self._queue:
                 self._queue.popleft()
+        if self._is_paused and not self._is_held_back and len(self._queue) <= _MAX_QUEUED // 2:
+            self._is_paused = False
+            self._connection.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._connection.pause_reading()
 
     def _take(self, queued: _Queued) -> bool:
         """Feed one request; False if it must wait for its bytes."""
@@ -336,7 +354,6 @@ class SessionServer:
         self._num_undispatched -= count
         if self._is_held_back and self._num_undispatched <= self._attached.max_undispatched // 2:
             self._is_held_back = False
-            self._connection.resume_reading()
             self._pump()
 
     # Instructions
@@ -362,7 +379,7 @@ class SessionServer:
         self._num_undispatched += 1
         if self._num_undispatched > self._attached.max_undispatched and not self._is_held_back:
             self._is_held_back = True
-            self._connection.pause_reading()
+            self._pause_reading()
 
     def _compile(self, instruction: instructions.CompileProgram) -> None:
         assert self._attached is not None
@@ -396,10 +413,20 @@ class SessionServer:
 
     def _store_fetched(self, instruction: instructions.StoreFetched) -> None:
         assert self._fetched is not None, "StoreFetched is an answer to ShardFetched"
-        content = host_buffers.lay_out(self._fetched, instruction.dtype, instruction.shape, instruction.byte_strides)
-        self.host_buffers.store(instruction.host_buffer_handle, content)
+        try:
+            content = host_buffers.lay_out(
+                self._fetched, instruction.dtype, instruction.shape, instruction.byte_strides
+            )
+            self.host_buffers.store(instruction.host_buffer_handle, content)
+        except StatusError as failure:
+            # The client's mistake (a handle or strides that cannot be); the answer comes next and must say so.
+            self._unstored = failure.status
 
     def _respond(self, instruction: instructions.Respond) -> None:
+        if self._unstored is not None:
+            failure, self._unstored = self._unstored, None
+            self._respond_error(instructions.RespondError(instruction.request_id, failure))
+            return
         request_id = instruction.request_id
         opened = self._open.pop(request_id)
         if opened.user_context_id:
