@@ -134,7 +134,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class DeleteExecutable(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Forget a loaded executable. Launches before this one still run it."""
+    """Forget a loaded executable. Launches before this one still run it; a host that has not loaded it does nothing."""
 
     op_id: OpId
     executable: Handle

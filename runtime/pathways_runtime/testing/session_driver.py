@@ -1,4 +1,5 @@
-"""A session core with numpy workers behind it: performs its instructions, checks that every request is answered once."""
+"""A session core with numpy workers behind it: performs its instructions, checks that every request is answered
+once."""
 
 import random
 

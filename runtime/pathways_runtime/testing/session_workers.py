@@ -1,4 +1,5 @@
-"""Workers as numpy, for tests of the session core: they run what it submits, in any order that the order's contract allows.
+"""Workers as numpy, for tests of the session core: they run what it submits, in any order that the order's contract
+allows.
 
 A shard is a ``Buffer``; aliases share it, and a launch that takes it destroys it for everybody, as PJRT does.
 """
@@ -140,7 +141,6 @@ class Workers:
         # Operations that wait and have lost hosts, with the hosts; and who holds something of an array.
         self._hit: dict[OpId, tuple[Status, set[HostIndex]]] = {}
         self._holders: dict[Handle, set[HostIndex]] = {}
-        self._was_lost: set[HostIndex] = set()
         self._last_op = 0
 
     # what the session's shell does
@@ -166,7 +166,6 @@ class Workers:
     def lose(self, host: HostIndex, loss: Status) -> None:
         """A host goes with all that it holds; operations that wait for their turn lose its part."""
         self.lost_hosts.add(host)
-        self._was_lost.add(host)
         for submit in self.waiting:
             if host in submit.hosts:
                 self._hit.setdefault(submit.operation.op_id, (loss, set()))[1].add(host)
@@ -269,8 +268,7 @@ class Workers:
                 value: np.ndarray | Status = cause if cause is not None else self._read(handle, device).read().copy()
                 self.results.append((wait_id, submit.hosts, value))
             case DeleteExecutable(executable=executable):
-                if executable in self.programs or self._was_lost.isdisjoint(submit.hosts):
-                    del self.programs[executable]
+                self.programs.pop(executable, None)
             case Poison():
                 raise AssertionError("the session core poisons on its own")
 

@@ -5,12 +5,12 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pathways_runtime.testing.session_workers import MISSING, gather, scatter
 
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.session.reshard import PlannedMove, plan_reshard
 from pathways_runtime.core.sharding import Shape, Sharding, TileAssignment, TileKind
 from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.session_workers import MISSING, gather, scatter
 
 TOPOLOGY = Topology(num_slices=2, hosts_per_slice=2, devices_per_host=4, platform="cpu")
 ALL_DEVICES = tuple(DeviceId(i) for i in range(TOPOLOGY.num_devices))
@@ -33,9 +33,7 @@ def shardings(draw: st.DrawFn, rank: int) -> Sharding:
     if kind == "iota":
         perm = tuple(draw(st.permutations(range(len(dims)))))
         reshape = tuple(dims[perm.index(axis)] for axis in range(len(dims)))
-        tiles = TileAssignment(
-            TileKind.TILED, dims, reshape_dims=reshape, transpose_perm=perm, num_subgroup_dims=1
-        )
+        tiles = TileAssignment(TileKind.TILED, dims, reshape_dims=reshape, transpose_perm=perm, num_subgroup_dims=1)
     else:
         places = tuple(draw(st.permutations(range(count))))
         tiles = TileAssignment(TileKind.TILED, dims, places=places, num_subgroup_dims=1)

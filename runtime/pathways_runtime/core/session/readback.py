@@ -125,16 +125,16 @@ def shard_fetched(state: SessionState, event: events.ShardFetched) -> None:
 def conclude(state: SessionState, wait: Wait, failure: Status | None) -> None:
     """Answer what waits, or keep the outcome until it is asked for.
 
-    If the wait is for the readiness of one array, its failure is the array's. Of several, OperationFailed says which.
+    The cause that an array already has goes before what a worker says now. If the wait is for the readiness of one array,
+    its failure is the array's; of several, OperationFailed says which.
     """
     wait.has_concluded = True
-    if failure is not None and len(wait.handles) == 1 and wait.target is None:
-        record = state.arrays.records.get(wait.handles[0])
-        if record is not None:
-            if record.poison is None:
-                record.poison = failure
-                record.is_ready = False
-            failure = record.poison
+    if failure is not None:
+        records = [state.arrays.records[handle] for handle in wait.handles if handle in state.arrays.records]
+        if len(records) == len(wait.handles) == 1 and wait.target is None and records[0].poison is None:
+            records[0].poison = failure
+            records[0].is_ready = False
+        failure = first_poison(records) or failure
     if wait.status_handle:
         outcome = state.outcomes.get(wait.status_handle)
         if outcome is not None:
