@@ -1,4 +1,4 @@
-"""What JAX's own client makes of the proxy. The devices are fake; the client is real and lives in a process of its own."""
+"""What JAX's own client, in a process of its own, makes of the proxy. Only the devices are fake."""
 
 import asyncio
 import os
@@ -60,11 +60,12 @@ mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
 for dtype in ("float32", "bfloat16", "float8_e4m3fn", "int4", "bool", "complex64", "uint8"):
     value = np.arange(16).reshape(4, 4).astype(jax.numpy.dtype(dtype))
     for each in (value, value.T, value[::2]):
-        for sharding in (device, NamedSharding(mesh, P("a", "b")), NamedSharding(mesh, P(None, "a")), NamedSharding(mesh, P())):
+        for sharding in (device, *(NamedSharding(mesh, spec) for spec in (P("a", "b"), P(None, "a"), P()))):
             back = np.asarray(jax.device_put(each, sharding))
             assert back.dtype == each.dtype and (back == each).all(), (dtype, sharding)
 pinned = jax.device_put(np.arange(4), NamedSharding(mesh, P("a"), memory_kind="pinned_host"))
-print(pinned.sharding.memory_kind, np.asarray(pinned).tolist(), np.asarray(jax.device_put(np.zeros((0, 3)), device)).shape)
+print(pinned.sharding.memory_kind, np.asarray(pinned).tolist())
+print(np.asarray(jax.device_put(np.zeros((0, 3)), device)).shape)
 moved = jax.device_put(jax.device_put(np.arange(3), jax.devices()[0]), device)
 print(moved.devices() == {device}, np.asarray(moved).tolist())
 """,
@@ -73,7 +74,8 @@ print(moved.devices() == {device}, np.asarray(moved).tolist())
             "4 1 cpu proxy/pathways",
             "device(3,CPU_DEVICE,coords=[1,0,0,0],vtask=1,slice=1,default_mem=device,mem_spaces=3) 1 [1, 0, 0] 1",
             "['device', 'pinned_host', 'unpinned_host'] device",
-            "pinned_host [0, 1, 2, 3] (0, 3)",
+            "pinned_host [0, 1, 2, 3]",
+            "(0, 3)",
             "True [0, 1, 2]",
         ]
         await rig.cluster.until(lambda: len(rig.cluster.detached) == 1, "the session is detached")
