@@ -35,7 +35,7 @@ def test_hosts_are_bound_by_worker_id_whatever_the_order_in_which_they_come():
     driver = Driver(TWO_BY_TWO, num_spares=1)
     for worker in (4, 2, 0, 3, 1):
         out = driver.register_worker(worker)
-        assert of_type(out, ins.StartExecutor) == [ins.StartExecutor(100 + worker, 1)]
+        assert of_type(out, ins.StartExecutor) == [ins.StartExecutor(10000 + worker, 1)]
     for worker in (3, 1, 0, 4):
         assert of_type(driver.register_executor(worker), ins.BindExecutors) == []
     (bind,) = of_type(driver.register_executor(2), ins.BindExecutors)
@@ -90,7 +90,7 @@ def test_an_executor_with_other_devices_is_lost_at_once():
     driver.register_worker(0)
     out = driver.register_executor(0, num_devices=1)
     assert of_type(out, ins.Refuse)[0].reason == "its executor has 1 cpu devices, not 2 cpu devices"
-    assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(100, 1)]
+    assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(10000, 1)]
 
 
 # loss
@@ -118,7 +118,7 @@ def test_a_closed_executor_waits_for_its_supervisors_word_and_no_longer():
 def test_a_whole_host_that_vanishes_needs_no_word():
     driver = Driver(TWO_BY_TWO).start()
     driver.send(ev.PeerClosed(1001, "reset", driver.now_ns))
-    out = driver.send(ev.PeerClosed(101, "reset", driver.now_ns))
+    out = driver.send(ev.PeerClosed(10001, "reset", driver.now_ns))
     assert [(i.host, i.failure.code) for i in of_type(out, ins.ChangeHost)] == [(1, Code.DATA_LOSS)]
     assert driver.send(ev.ExecutorExited(1, 1, -9, "", driver.now_ns)) == []
 
@@ -159,13 +159,13 @@ def test_silence_is_loss_and_a_controller_that_slept_blames_nobody():
     driver.now_ns += 60 * SECOND_NS
     assert driver.send(ev.TimePassed(driver.now_ns)) == []
     assert driver.pass_time(2) == []
-    for peer in (100, 101, 102, 103, 1000, 1001, 1003):
+    for peer in (10000, 10001, 10002, 10003, 1000, 1001, 1003):
         driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
     out = driver.pass_time(1.25)
     assert [(i.host, i.failure.message.partition("UTC: ")[2]) for i in of_type(out, ins.ChangeHost)] == [
         (2, "its executor has been silent for 3.2 s")
     ]
-    assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(102, 1)]
+    assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(10002, 1)]
     assert [i.peer for i in of_type(out, ins.Refuse)] == [1002]
 
 

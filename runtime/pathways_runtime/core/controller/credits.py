@@ -10,6 +10,19 @@ from pathways_runtime.core.ids import HostIndex
 MAX_LAUNCHES_IN_FLIGHT = 24
 
 
+class _Blocked:
+    """A group that cannot launch. Once none of its hosts is full any more, it is worth looking again.
+
+    ``is_full`` marks the hosts that lacked credit at the last look and have completed nothing since.
+    """
+
+    __slots__ = ("is_full", "num_full")
+
+    def __init__(self, is_full: np.ndarray, num_full: int) -> None:
+        self.is_full = is_full
+        self.num_full = num_full
+
+
 class Credits:
     """At most ``limit`` launches are in flight per worker, over all sessions.
 
@@ -28,9 +41,7 @@ class Credits:
         #: Per group number. Invariant: when positive, at most ``limit - in_flight(host)`` for each host of the group.
         self._allowance: list[int] = []
         self._host_arrays: list[np.ndarray] = []
-        #: Per group number: hosts without credit that keep it from launching, as of the last look; when the last of
-        #: them completes a launch, it is worth looking again.
-        self._full_hosts: dict[int, set[HostIndex]] = {}
+        self._blocked: dict[int, _Blocked] = {}
 
     def take(self, group: HostGroup) -> bool:
         """Count one launch on all hosts of a group, or count nothing and return False when one of them is full."""
@@ -51,15 +62,21 @@ class Credits:
         Raises:
             ValueError: more than were in flight.
         """
-        if not 0 <= count <= self.in_flight(host):
+        carried = self._carried
+        carried[host] -= count
+        # Only what is not carried yet can make up for a negative number.
+        if count < 0 or (carried[host] < 0 and self.in_flight(host) < 0):
+            carried[host] += count
             raise ValueError(f"host {host} completed {count} launches of {self.in_flight(host)} in flight")
-        self._carried[host] -= count
         may_launch = False
-        for number in [n for n, hosts in self._full_hosts.items() if host in hosts]:
-            self._full_hosts[number].discard(host)
-            if not self._full_hosts[number]:
-                del self._full_hosts[number]
-                may_launch = True
+        if self._blocked and count:
+            for number, blocked in list(self._blocked.items()):
+                if blocked.is_full[host]:
+                    blocked.is_full[host] = False
+                    blocked.num_full -= 1
+                    if not blocked.num_full:
+                        del self._blocked[number]
+                        may_launch = True
         return may_launch
 
     def in_flight(self, host: HostIndex) -> int:
@@ -85,7 +102,7 @@ class Credits:
 
     def _look(self, group: HostGroup) -> bool:
         """Compute a group's allowance anew; return whether it may launch."""
-        if group.number in self._full_hosts:
+        if group.number in self._blocked:
             return False
         for number in group.overlapping:
             if count := self._uncarried[number]:
@@ -96,8 +113,9 @@ class Credits:
         self._allowance[group.number] = allowance
         if allowance > 0:
             return True
-        full = np.flatnonzero(in_flight >= self._limit)
-        self._full_hosts[group.number] = {group.hosts[place] for place in full}
+        is_full = np.zeros(len(self._carried), dtype=bool)
+        is_full[self._host_arrays[group.number]] = in_flight >= self._limit
+        self._blocked[group.number] = _Blocked(is_full, int(is_full.sum()))
         return False
 
     def _add_groups(self) -> None:

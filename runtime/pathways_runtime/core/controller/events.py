@@ -176,14 +176,14 @@ class SessionDetached(PeerEvent, frozen=True):
     session: SessionId
 
 
-class OperationsSubmitted(PeerEvent, frozen=True):
+class OperationsSubmitted(PeerEvent, frozen=True, gc=False):
     """Operations of the proxy on ``peer``, each session's in its order."""
 
     submissions: Sequence[Submission]
     now_ns: int
 
 
-class Acknowledged(PeerEvent, frozen=True):
+class Acknowledged(PeerEvent, frozen=True, gc=False):
     """Progress of the executor on ``peer``; see ``wire.messages.Acknowledge``."""
 
     launches_completed: int

@@ -14,6 +14,8 @@ from pathways_runtime.core.ids import Handle, HostIndex, OpId, Seq, SessionId
 from pathways_runtime.core.operations import Delete, Poison
 from pathways_runtime.core.status import Status
 
+_NO_PROGRESS: list[tuple[SessionId, int]] = []
+
 
 class Waiting(msgspec.Struct, frozen=True):
     """Why an operation is not in the order yet."""
@@ -130,6 +132,8 @@ class Order:
 
     def take_progress(self) -> list[tuple[SessionId, int]]:
         """Per session of which operations went out since the last such call: how many."""
+        if not self._progressed:
+            return _NO_PROGRESS
         progress = []
         for state in self._progressed:
             if state.session in self._sessions:
@@ -140,6 +144,8 @@ class Order:
 
     def take_abandoned(self) -> list[Abandoned]:
         """Operations that ended in a Substitute since the last such call."""
+        if not self._abandoned:
+            return self._abandoned
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
 

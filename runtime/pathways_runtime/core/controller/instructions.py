@@ -18,7 +18,7 @@ class Instruction(msgspec.Struct, frozen=True):
 # operations
 
 
-class Dispatch(Instruction, frozen=True):
+class Dispatch(Instruction, frozen=True, gc=False):
     """Append an operation to the stream of every host of ``group``. ``seq`` grows with each Dispatch and Substitute."""
 
     seq: Seq
@@ -35,7 +35,7 @@ class Substitute(Instruction, frozen=True):
     operation: Operation
 
 
-class ReportDispatched(Instruction, frozen=True):
+class ReportDispatched(Instruction, frozen=True, gc=False):
     """Tell the proxy on ``peer`` that ``count`` more operations of the session are in the order."""
 
     peer: PeerId
