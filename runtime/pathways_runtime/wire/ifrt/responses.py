@@ -18,12 +18,17 @@ from pathways_runtime.wire.ifrt.shardings import encode_sharding
 from pathways_runtime.wire.ifrt.values import encode_attributes, encode_status, layout_text
 
 _LENGTH_DELIMITED = 2
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def varint(value: int) -> bytes:
     """A non-negative number as protobuf writes it."""
     if value < 0x80:
-        return bytes((value,))
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -41,6 +46,7 @@ def _response_fields() -> dict[str, Any]:
 
 _FIELDS = _response_fields()
 _TAGS = {kind: varint(field.number << 3 | _LENGTH_DELIMITED) for kind, field in _FIELDS.items()}
+_EMPTY_BODIES = {kind: tag + b"\x00" for kind, tag in _TAGS.items()}
 _CLASSES: dict[str, Any] = {
     kind: message_factory.GetMessageClass(field.message_type) for kind, field in _FIELDS.items()
 }
@@ -67,8 +73,9 @@ def encode_response(
     if destroyed_user_contexts:
         count = len(destroyed_user_contexts)
         metadata += _TAG_DESTROYED + varint(count * 8) + struct.pack(f"<{count}Q", *destroyed_user_contexts)
+    head = _TAG_METADATA + varint(len(metadata)) + metadata
     body = _BODIES[type(response)](kind, response)
-    return b"".join((_TAG_METADATA, varint(len(metadata)), metadata, _TAGS[kind], varint(len(body)), body))
+    return head + _TAGS[kind] + varint(len(body)) + body if body else head + _EMPTY_BODIES[kind]
 
 
 def encode_error(op_id: int, status: Status) -> bytes:
