@@ -20,7 +20,7 @@ from pathways_runtime.testing.session_workers import MISSING, Program, gather, s
 TOPOLOGY = Topology(num_slices=2, hosts_per_slice=2, devices_per_host=2, platform="cpu")
 SHAPE: Shape = (4, 3)
 GROUPS: list[tuple[DeviceId, ...]] = [
-    tuple(map(DeviceId, devices)) for devices in [(0, 1, 2, 3), (4, 5, 6, 7), (3, 2, 1, 0), (0, 4), (2,), (5,)]
+    tuple(map(DeviceId, devices)) for devices in [(0, 1, 2, 3), (4, 5, 6, 7), (3, 2, 1, 0), (0, 4), (5,)]
 ]
 MEMORIES = [None, "device", "pinned_host"]
 
@@ -46,21 +46,27 @@ class Value:
         return self.causes.union(*(parent.possible() for parent in self.parents))
 
 
-@st.composite
-def shardings(draw: st.DrawFn) -> Sharding:
-    devices = draw(st.sampled_from(GROUPS))
-    memory_kind = draw(st.sampled_from(MEMORIES))
-    if draw(st.booleans()):
-        return Sharding(devices, REPLICATED, memory_kind)
-    dims = draw(
-        st.sampled_from(
-            [d for d in [(4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1)] if len(devices) % math.prod(d) == 0]
-        )
-    )
+def tiled(
+    devices: tuple[DeviceId, ...], dims: tuple[int, int], places: tuple[int, ...], memory: str | None
+) -> Sharding:
+    """Tiles over two dimensions, the rest of the devices with copies."""
     copies = len(devices) // math.prod(dims)
-    places = tuple(draw(st.permutations(range(len(devices)))))
-    tiles = TileAssignment(TileKind.TILED, (*dims, copies), places=places, num_subgroup_dims=1)
-    return Sharding(devices, tiles, memory_kind)
+    return Sharding(devices, TileAssignment(TileKind.TILED, (*dims, copies), (), (), places, 1), memory)
+
+
+# Few, so that programs find arguments and copies find their places; what plans can do is for test_reshard.
+SHARDINGS = [
+    Sharding(GROUPS[0], REPLICATED, "device"),
+    Sharding(GROUPS[0], REPLICATED, "pinned_host"),
+    tiled(GROUPS[0], (2, 2), (2, 0, 3, 1), "device"),
+    tiled(GROUPS[0], (2, 1), (0, 1, 2, 3), None),
+    Sharding(GROUPS[1], REPLICATED, None),
+    tiled(GROUPS[1], (1, 4), (0, 1, 2, 3), "device"),
+    tiled(GROUPS[3], (2, 1), (0, 1), "device"),
+    Sharding(GROUPS[4], REPLICATED, "device"),
+]
+SOME_SHARDING = st.sampled_from(SHARDINGS)
+ONE_IN_FOUR = st.sampled_from([True, False, False, False])
 
 
 class Session(RuleBasedStateMachine):
@@ -109,7 +115,7 @@ class Session(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.driver.workers.rng.seed(seed)
 
-    @rule(sharding=shardings())
+    @rule(sharding=SOME_SHARDING)
     def make_array(self, sharding: Sharding) -> None:
         handle = self.mint()
         values = np.arange(12, dtype=np.int32).reshape(SHAPE) + 100 * handle
@@ -119,7 +125,7 @@ class Session(RuleBasedStateMachine):
         assert handle not in self.driver.stored
         self.new(handle, Value(values, sharding, []))
 
-    @rule(sharding=shardings())
+    @rule(sharding=SOME_SHARDING)
     def make_array_from_shards(self, sharding: Sharding) -> None:
         handle = self.mint()
         values = np.arange(12, dtype=np.int32).reshape(SHAPE) + 100 * handle
@@ -139,7 +145,7 @@ class Session(RuleBasedStateMachine):
         self.new(handle, Value(values, sharding, []))
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), layout=shardings(), donate=st.booleans(), is_named=st.booleans())
+    @rule(data=st.data(), layout=SOME_SHARDING, donate=st.booleans(), is_named=st.booleans())
     def reshard(self, data: st.DataObject, layout: Sharding, donate: bool, is_named: bool) -> None:
         source = self.pick(data)
         value = self.live[source]
@@ -229,7 +235,7 @@ class Session(RuleBasedStateMachine):
 
     # programs
 
-    @rule(sharding=shardings(), donated=st.sampled_from([(), (0,), (1,), (0, 1)]))
+    @rule(sharding=SOME_SHARDING, donated=st.sampled_from([(), (0,), (1,), (0, 1)]))
     def compile(self, sharding: Sharding, donated: tuple[int, ...]) -> None:
         """A program of two arguments: their sum, and the second less one, both laid out as ``sharding``."""
         sharding = Sharding(sharding.devices, sharding.tiles, "device")
@@ -322,6 +328,12 @@ class Session(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
+    def read_all_shards(self, data: st.DataObject) -> None:
+        handle = self.pick(data)
+        self.fetch_whole(handle, self.live[handle])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
     def fetch(self, data: st.DataObject) -> None:
         handle = self.pick(data)
         value = self.live[handle]
@@ -343,9 +355,11 @@ class Session(RuleBasedStateMachine):
         self.check_answers()
 
     @precondition(lambda self: self.driver.workers.waiting)
-    @rule(data=st.data())
-    def fail_one(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), really=ONE_IN_FOUR)
+    def fail_one(self, data: st.DataObject, really: bool) -> None:
         """One of the operations that wait will fail."""
+        if not really:
+            return
         submit = data.draw(st.sampled_from(self.driver.workers.waiting))
         if not submit.writes:
             return
@@ -356,9 +370,9 @@ class Session(RuleBasedStateMachine):
             self.values[handle].causes.add(cause)
 
     @precondition(lambda self: len(self.lost) < 2)
-    @rule(host=st.sampled_from(range(4)))
-    def lose_host(self, host: HostIndex) -> None:
-        if host in self.lost:
+    @rule(host=st.sampled_from(range(4)), really=ONE_IN_FOUR)
+    def lose_host(self, host: HostIndex, really: bool) -> None:
+        if host in self.lost or not really:
             return
         self.num_failures += 1
         cause = Status(Code.DATA_LOSS, f"host {host} went ({self.num_failures})")
@@ -412,17 +426,14 @@ class Session(RuleBasedStateMachine):
         assert self.driver.open_requests.isdisjoint(self.driver.answers)
 
     def teardown(self) -> None:
-        """Let everything come to its end: all requests are answered, values are right, workers hold what the client
-        holds.""" driver = self.driver
+        """Let everything come to its end: all is answered, values are right, workers hold what the client holds."""
+        driver = self.driver
         if driver.compiling:
             self.finish_compiling()
         driver.run_workers()
         self.check_answers()
         for handle, value in sorted(self.live.items()):
-            if value.sharding.is_fully_replicated():
-                buffer = self.mint()
-                request_id = driver.request(requests.CopyToHostBuffer(handle, buffer))
-                self.fetch_requests[request_id] = (buffer, value, value.sharding)
+            self.fetch_whole(handle, value)
         driver.run_workers()
         self.check_answers()
         assert not driver.open_requests, f"never answered: {driver.open_requests}"
@@ -430,6 +441,19 @@ class Session(RuleBasedStateMachine):
         driver.run_workers()
         assert not driver.workers.held(), "workers hold what the client has given up"
         assert driver.core.figures()["arrays"] == 0
+
+    def fetch_whole(self, handle: Handle, value: Value) -> None:
+        """Fetch every shard; the singles are given up at once, before they are fetched."""
+        singles = tuple(self.mint() for _ in value.sharding.devices)
+        answer = self.driver.ask(
+            requests.DisassembleIntoSingleDeviceArrays(handle, ArrayCopySemantics.REUSE_INPUT, singles)
+        )
+        assert answer == responses.ArrayHandles(singles)
+        for single, piece in zip(singles, scatter(value.values, value.sharding), strict=True):
+            buffer = self.mint()
+            request_id = self.driver.request(requests.CopyToHostBuffer(single, buffer))
+            self.fetch_requests[request_id] = (buffer, Value(piece, value.sharding, [value]), value.sharding)
+        assert self.driver.ask(requests.DestructArray(singles)) == responses.EMPTY
 
 
 TestSession = Session.TestCase

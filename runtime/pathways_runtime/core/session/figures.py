@@ -51,6 +51,7 @@ def figures(state: SessionState) -> dict[str, Any]:
             {
                 "wait_id": int(wait.wait_id),
                 "op_id": int(wait.op_id),
+                "request_id": None if wait.request_id is None else int(wait.request_id),
                 "for": "value" if wait.target is not None else "readiness",
                 "arrays": [int(handle) for handle in wait.handles[:_MAX_HANDLES_SHOWN]],
                 "num_arrays": len(wait.handles),

@@ -125,8 +125,8 @@ def shard_fetched(state: SessionState, event: events.ShardFetched) -> None:
 def conclude(state: SessionState, wait: Wait, failure: Status | None) -> None:
     """Answer what waits, or keep the outcome until it is asked for.
 
-    The cause that an array already has goes before what a worker says now. If the wait is for the readiness of one array,
-    its failure is the array's; of several, OperationFailed says which.
+    The cause that an array already has goes before what a worker says now. If the wait is for the readiness of one
+    array, its failure is the array's; of several, OperationFailed says which.
     """
     wait.has_concluded = True
     if failure is not None:
