@@ -89,6 +89,7 @@ class Controller:
         self._everyone_gone = asyncio.Event()
         self._readers: dict[tuple[str, type[Any]], Callable[[_Peer, Any], None]] = {
             ("proxy", msg.SubmitBatch): self._read_submit_batch,
+            ("proxy", msg.NameHosts): self._read_name_hosts,
             ("proxy", msg.Submit): self._read_submit,
             ("proxy", msg.CompileProgram): self._read_compile_program,
             ("proxy", msg.Attach): self._read_attach,
@@ -310,6 +311,9 @@ class Controller:
 
     def _read_submit_batch(self, peer: _Peer, message: msg.SubmitBatch) -> None:
         self._handle(ev.OperationsSubmitted(peer.peer, message.submits, time.monotonic_ns()))
+
+    def _read_name_hosts(self, peer: _Peer, message: msg.NameHosts) -> None:
+        self._handle(ev.HostsNamed(peer.peer, message.number, message.hosts))
 
     def _read_submit(self, peer: _Peer, message: msg.Submit) -> None:
         self._handle(ev.OperationsSubmitted(peer.peer, (message,), time.monotonic_ns()))

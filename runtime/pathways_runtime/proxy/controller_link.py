@@ -5,9 +5,11 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
+from pathways_runtime.core.ids import HostIndex
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
 from pathways_runtime.wire import messages
+from pathways_runtime.wire.host_names import HostNames
 from pathways_runtime.wire.messages import AnyMessage, Message
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class ControllerLink:
         self._on_lost = on_lost
         self._channel: AsyncChannel[AnyMessage] | None = None
         self._submits: list[messages.Submit] = []
+        self._host_names = HostNames()
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
 
@@ -55,6 +58,13 @@ class ControllerLink:
                     ) from failure
                 await asyncio.sleep(_RETRY_INTERVAL_S)
         self._channel.send(messages.Hello("proxy", messages.PROTOCOL_VERSION, os.getpid()))
+
+    def name_hosts(self, hosts: tuple[HostIndex, ...]) -> int:
+        """The number that stands for a set of hosts in Submits from now on; 0 if it is to be spelled out."""
+        number, is_new = self._host_names.name(hosts)
+        if is_new:
+            self.send(messages.NameHosts(number, hosts))
+        return number
 
     def submit(self, submit: messages.Submit) -> None:
         """Send with the others of this turn."""

@@ -4,6 +4,7 @@
 does no I/O of its own: what it is composed with sends.
 """
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from pathways_runtime.proxy.devices import init_response
 from pathways_runtime.proxy.frontend import Buffer, Connection
 from pathways_runtime.proxy.host_buffers import HostBufferStore
 from pathways_runtime.proxy.link_server import LinkServer
+from pathways_runtime.proxy.session_report import MAX_REPORTED_REQUESTS, OpenRequest, SessionReport, session_report
 from pathways_runtime.wire import links, messages
 from pathways_runtime.wire.ifrt import schema
 from pathways_runtime.wire.ifrt.programs import compiled_program
@@ -42,8 +44,6 @@ _NEVER_REACHED = 1 << 62
 
 #: So many requests may queue (behind one that waits for its bytes) before the client's stream is not read on.
 _MAX_QUEUED = 4096
-#: Of the requests that wait for their answer, a report lists so many, the oldest first.
-_REPORTED_REQUESTS = 32
 
 # Iterable, whatever its type annotations say.
 _unknown_fields: Callable[[Any], Any] = UnknownFieldSet
@@ -65,6 +65,8 @@ class _Init(NamedTuple):
     request_id: RequestId
 
 
+#: What says where the bytes of an array are: the request itself, or a part of it.
+_Buffer = requests.HostBuffer | requests.MakeArrayFromHostBuffer
 _Queued = events.Requested | events.RequestRefused | _Init
 
 
@@ -222,26 +224,29 @@ class SessionServer:
         self._finish()
         self._connection.close(status)
 
-    def report(self) -> dict[str, Any]:
-        """Figures for ``status``; seconds count from now backwards."""
-        now_s = _now_s()
-        oldest = list(self._open.values())[:_REPORTED_REQUESTS]
-        return {
-            "id": self.session_id,
-            "client": self.peer,
-            "age_s": now_s - self._began_s,
-            "requests": self._num_requests,
-            "open_requests": len(self._open),
-            "queued_requests": len(self._queue),
-            "undispatched_operations": self._num_undispatched,
-            "is_held_back": self._is_held_back,
-            "host_buffers": len(self.host_buffers),
-            "host_buffer_bytes": self.host_buffers.num_bytes,
-            **({} if self._core is None else self._core.figures()),
-            "waiting": [
-                {"what": each.kind.removesuffix("_request"), "since_s": now_s - each.since_s} for each in oldest
+    def report(self) -> "SessionReport":
+        """What the session is doing, for ``status``."""
+        return session_report(
+            session_id=self.session_id,
+            client=self.peer,
+            age_s=_now_s() - self._began_s,
+            open_requests=[
+                OpenRequest(request_id, opened.kind, _now_s() - opened.since_s)
+                for request_id, opened in itertools.islice(self._open.items(), MAX_REPORTED_REQUESTS)
             ],
-        }
+            queued=[queued.request_id for queued in self._queue],
+            missing_buffers=self._missing_buffers(),
+            figures={} if self._core is None else self._core.figures(),
+            counts={
+                "requests": self._num_requests,
+                "open_requests": len(self._open),
+                "queued_requests": len(self._queue),
+                "undispatched_operations": self._num_undispatched,
+                "is_held_back": self._is_held_back,
+                "host_buffers": len(self.host_buffers),
+                "host_buffer_bytes": self.host_buffers.num_bytes,
+            },
+        )
 
     # Requests
 
@@ -286,17 +291,26 @@ class SessionServer:
                     return False
                 queued = self._checked(queued, (request,), (request.array_handle,))
             elif type(request) is requests.MakeArraysFromHostBufferShards:
-                buffers = tuple(buffer for spec in request.specs for buffer in spec.host_buffers)
+                buffers = _buffers_of(request)
                 if any(buffer.host_buffer_handle not in self.host_buffers for buffer in buffers):
                     return False
                 queued = self._checked(queued, buffers, request.array_handles)
         self._feed(queued)
         return True
 
+    def _missing_buffers(self) -> list[Handle]:
+        """What the request at the head of the queue waits for."""
+        head = self._queue[0] if self._queue else None
+        if not isinstance(head, events.Requested):
+            return []
+        return [
+            b.host_buffer_handle for b in _buffers_of(head.request) if b.host_buffer_handle not in self.host_buffers
+        ]
+
     def _checked(
         self,
         requested: events.Requested,
-        buffers: tuple[requests.HostBuffer | requests.MakeArrayFromHostBuffer, ...],
+        buffers: tuple[_Buffer, ...],
         handles: tuple[Handle, ...],
     ) -> events.Requested | events.RequestRefused:
         """Refuse a request whose bytes do not hold what it says."""
@@ -361,12 +375,14 @@ class SessionServer:
     def _submit(self, instruction: instructions.SubmitOperation) -> None:
         assert self._attached is not None
         operation = instruction.operation
+        hosts = instruction.hosts
+        host_set = self._controller.name_hosts(hosts)
         self._controller.submit(
             messages.Submit(
                 self._attached.session,
                 operation.op_id,
                 instruction.is_launch,
-                instruction.hosts,
+                () if host_set else hosts,
                 instruction.reads,
                 instruction.writes,
                 instruction.consumes,
@@ -374,6 +390,7 @@ class SessionServer:
                 instruction.is_transfer,
                 msgspec.Raw(_encode_operation(operation)),
                 instruction.senders,
+                host_set,
             )
         )
         self._num_undispatched += 1
@@ -462,3 +479,13 @@ class SessionServer:
         if self.session_id is not None:
             self._links.close(self.session_id)
         self._on_over(self)
+
+
+def _buffers_of(request: requests.Request) -> tuple[_Buffer, ...]:
+    match request:
+        case requests.MakeArrayFromHostBuffer():
+            return (request,)
+        case requests.MakeArraysFromHostBufferShards(specs=specs):
+            return tuple(buffer for spec in specs for buffer in spec.host_buffers)
+        case _:
+            return ()

@@ -30,6 +30,7 @@ class Operation:
     writes: tuple[Handle, ...] = ()
     consumes: tuple[Handle, ...] = ()
     after_transfers: tuple[OpId, ...] = ()
+    host_set: int = 0
 
 
 class Driver:

@@ -22,7 +22,7 @@ from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
 from pathways_runtime.core.dtype import DType
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId, SessionId, WorkerId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId, WorkerId
 from pathways_runtime.core.session import events as sev
 from pathways_runtime.core.session import instructions as sins
 from pathways_runtime.core.session import requests
@@ -32,6 +32,7 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.controller_driver import Driver
 from pathways_runtime.transport.frames import FrameCodec
 from pathways_runtime.wire import messages as msg
+from pathways_runtime.wire.host_names import HostNames
 from pathways_runtime.wire.messages import AnyMessage
 
 _ResultT = TypeVar("_ResultT")
@@ -98,6 +99,7 @@ class _Measurement:
         accepted = self.core.handle(ev.SessionRequested(_PROXY, "client", 0, "unix:/links", 0))
         self.session_id = next(i.session for i in accepted if isinstance(i, ins.AcceptSession))
         self.session = SessionCore(self.session_id, topology)
+        self.host_names = HostNames()
         self.codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
         self.launches_per_turn = launches_per_turn
         self.received: list[list[bytes]] = [[] for _ in range(num_hosts)]
@@ -134,7 +136,7 @@ class _Measurement:
         return self.session.handle(sev.Requested(RequestId(self.last_request), request))
 
     def _submit(self, told: list[sins.Instruction]) -> None:
-        submits = tuple(_submit_of(self.session_id, t) for t in told if isinstance(t, sins.SubmitOperation))
+        submits = tuple(self._submit_of(t) for t in told if isinstance(t, sins.SubmitOperation))
         self._perform(self.core.handle(ev.OperationsSubmitted(_PROXY, submits, 0)))
         self.streams.flush()
 
@@ -173,11 +175,31 @@ class _Measurement:
         return [instruction for instruction in told if isinstance(instruction, sins.SubmitOperation)]
 
     def _through_the_wire(self, told: list[sins.Instruction]) -> msg.SubmitBatch:
-        submits = [_submit_of(self.session_id, t) for t in told if isinstance(t, sins.SubmitOperation)]
+        submits = [self._submit_of(t) for t in told if isinstance(t, sins.SubmitOperation)]
         header = self.codec.encode(msg.SubmitBatch(tuple(submits)))[12:]
         batch = self.codec.decode(header)
         assert isinstance(batch, msg.SubmitBatch)
         return batch
+
+    def _submit_of(self, told: sins.SubmitOperation) -> msg.Submit:
+        """What the proxy's shell makes of an instruction."""
+        host_set, is_new = self.host_names.name(told.hosts)
+        if is_new:
+            self.core.handle(ev.HostsNamed(_PROXY, host_set, told.hosts))
+        return msg.Submit(
+            self.session_id,
+            told.operation.op_id,
+            told.is_launch,
+            () if host_set else told.hosts,
+            told.reads,
+            told.writes,
+            told.consumes,
+            told.after_transfers,
+            told.is_transfer,
+            msgspec.Raw(_encode(told.operation)),
+            told.senders,
+            host_set,
+        )
 
     def _put_in_order(self, batch: msg.SubmitBatch) -> list[ins.Instruction]:
         return self.core.handle(ev.OperationsSubmitted(_PROXY, batch.submits, 0))
@@ -197,22 +219,6 @@ class _Measurement:
             self.core.handle(
                 ev.Acknowledged(PeerId(_FIRST_EXECUTOR + host), message.launches_completed, message.transfers_started)
             )
-
-
-def _submit_of(session: SessionId, told: sins.SubmitOperation) -> msg.Submit:
-    return msg.Submit(
-        session,
-        told.operation.op_id,
-        told.is_launch,
-        told.hosts,
-        told.reads,
-        told.writes,
-        told.consumes,
-        told.after_transfers,
-        told.is_transfer,
-        msgspec.Raw(_encode(told.operation)),
-        told.senders,
-    )
 
 
 _encode = msgspec.msgpack.Encoder().encode

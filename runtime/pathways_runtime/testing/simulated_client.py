@@ -38,6 +38,7 @@ class SimulatedSubmit(msgspec.Struct, frozen=True):
     consumes: tuple[Handle, ...]
     after_transfers: tuple[OpId, ...]
     operation: Operation
+    host_set: int = 0
 
     @classmethod
     def of(cls, session: SessionId, told: sins.SubmitOperation) -> "SimulatedSubmit":

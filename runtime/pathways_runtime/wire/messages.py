@@ -1,18 +1,21 @@
 """Control messages: typed values that travel as msgpack in frames (see ``transport.frames``).
 
-Control is small, ordered and batched: one stream per connection, read in order. Array bytes never pass through here; they
+Control is small, ordered and batched: one stream per connection, read in order. Array bytes never pass through here;
+    they
 go over the session links (``wire.links``) and the data plane (``transport.dataplane``).
 
-    proxy       -> controller   Attach, Submit, CompileProgram, Detach, StatusReply
-    controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, HostChanged, SessionEnded, StatusRequest
+    proxy       -> controller   Attach, NameHosts, Submit, CompileProgram, Detach, StatusReply
+    controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, HostChanged, SessionEnded,
+                                StatusRequest
     supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat
     controller  -> supervisor   StartExecutor, StopExecutor, Shutdown
-    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, Compiled, OperationFailed, StatusReply, Heartbeat
+    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, Compiled, OperationFailed, StatusReply,
+                                Heartbeat
     controller  -> executor     Bind, FormWorld, Compile, OpenSession, CloseSession, Batch, StatusRequest, Shutdown
     any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
 
-Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused with
-``Refused``.
+Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused
+with ``Refused``.
 """
 
 from typing import Any
@@ -81,12 +84,13 @@ class Submit(Message, frozen=True, tag="Submit"):
     Attributes:
         body: the encoded ``core.operations.Operation``; the controller does not look inside.
         is_launch: counts against the credits of its workers.
-        hosts: who takes part.
+        hosts: who takes part; ascending. Empty if ``host_set`` says it.
         reads, writes: handles, for the order among operations that are not dispatched yet.
         consumes: handles that nobody may read after this operation (deleted or donated).
         after_transfers: op ids of transfers that must be under way before this one is dispatched.
-        senders: of a transfer, the hosts whose bytes another host waits for: each says ``transfers_started`` once. Empty when
-            nothing leaves its host; such a transfer is under way as soon as it is dispatched.
+        senders: of a transfer, the hosts whose bytes another host waits for: each says ``transfers_started`` once.
+            Empty when nothing leaves its host; such a transfer is under way as soon as it is dispatched.
+        host_set: a number that ``NameHosts`` gave to who takes part; 0 if ``hosts`` says it.
     """
 
     session: SessionId
@@ -100,6 +104,14 @@ class Submit(Message, frozen=True, tag="Submit"):
     is_transfer: bool
     body: msgspec.Raw
     senders: tuple[HostIndex, ...] = ()
+    host_set: int = 0
+
+
+class NameHosts(Message, frozen=True, tag="NameHosts"):
+    """``number`` (1, 2, ...) stands for ``hosts`` in later Submits of this connection: a large set is sent once."""
+
+    number: int
+    hosts: tuple[HostIndex, ...]
 
 
 class SubmitBatch(Message, frozen=True, tag="SubmitBatch"):
@@ -136,7 +148,8 @@ class ProgramMetadata(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the module's name.
-        parameter_shardings, output_shardings: serialized ``xla.OpSharding`` per parameter and output; None where XLA gives none.
+        parameter_shardings, output_shardings: serialized ``xla.OpSharding`` per parameter and output; None where XLA
+            gives none.
         parameter_layouts, output_layouts: minor-to-major per parameter and output.
         parameter_memory_kinds, output_memory_kinds: one name per parameter and output.
         output_dtypes: IFRT kinds. output_shapes: global shapes.
@@ -250,8 +263,8 @@ class Shutdown(Message, frozen=True, tag="Shutdown"):
 class RegisterExecutor(Message, frozen=True, tag="RegisterExecutor"):
     """An executor is ready for work.
 
-    ``data_address`` is where other executors reach its data plane; ``host_key`` equals that of another executor if and only if
-    they can share memory.
+    ``data_address`` is where other executors reach its data plane; ``host_key`` equals that of another executor if and
+    only if they can share memory.
     """
 
     worker: WorkerId
@@ -302,7 +315,8 @@ class WorldFormed(Message, frozen=True, tag="WorldFormed"):
 class Compile(Message, frozen=True, tag="Compile"):
     """Compile (or load from the cache) a program in a world, off the dispatch thread.
 
-    ``wants_metadata`` is set for the first host, which compiles and fills the cache; the others are asked once it is done.
+    ``wants_metadata`` is set for the first host, which compiles and fills the cache; the others are asked once it is
+    done.
     """
 
     session: SessionId
@@ -358,7 +372,8 @@ class Acknowledge(Message, frozen=True, tag="Acknowledge"):
 
     Attributes:
         launches_completed: launches that have finished (also those that failed) since the last such message.
-        transfers_started: (session, op id) of transfers whose bytes this host sends and whose sources are now ready here.
+        transfers_started: (session, op id) of transfers whose bytes this host sends and whose sources are now ready
+            here.
     """
 
     worker: WorkerId
@@ -387,6 +402,7 @@ AnyMessage = (
     | Refused
     | Attach
     | Attached
+    | NameHosts
     | Submit
     | SubmitBatch
     | Dispatched

@@ -231,3 +231,12 @@ def test_hosts_that_become_free_elsewhere_let_nobody_pass_the_gang():
     assert driver.streams[0] == []
     assert driver.acknowledge(1, 1) == [2]
     assert driver.acknowledge(0, 1) == [1]
+
+
+def test_a_set_of_hosts_that_has_a_name_is_the_set(driver):
+    s = driver.attach()
+    assert driver.send(ev.HostsNamed(1, 7, (1, 2, 3))) == []
+    out = driver.send(ev.OperationsSubmitted(1, [Operation(s, 1, (), host_set=7)], driver.now_ns))
+    assert [i.group.hosts for i in of_type(out, ins.Dispatch)] == [(1, 2, 3)]
+    out = driver.send(ev.OperationsSubmitted(1, [Operation(s, 2, (), host_set=8)], driver.now_ns))
+    assert [i.reason for i in of_type(out, ins.Refuse)] == ["this proxy has not named hosts 8"]

@@ -8,6 +8,7 @@ from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.credits import MAX_LAUNCHES_IN_FLIGHT
 from pathways_runtime.core.controller.events import Event, PeerId, ProtocolViolation
 from pathways_runtime.core.controller.gang import Order
+from pathways_runtime.core.controller.host_groups import HostGroup
 from pathways_runtime.core.controller.instructions import Instruction
 from pathways_runtime.core.controller.membership import Bound, Finding, HostClosing, HostLost, Membership
 from pathways_runtime.core.controller.programs import Programs
@@ -47,6 +48,8 @@ class ControllerCore:
         self._programs = Programs(topology, self._membership, self._worlds)
         self._sessions = Sessions()
         self._order = Order(topology.num_hosts, max_launches_in_flight)
+        #: Sets of hosts that proxies have named, by connection and number.
+        self._named_hosts: dict[PeerId, dict[int, HostGroup]] = {}
         self._handlers: dict[type[Event], Callable[[Any, list[Instruction]], None]] = {
             ev.Started: self._on_started,
             ev.TimePassed: self._on_time_passed,
@@ -62,6 +65,7 @@ class ControllerCore:
             ev.MemberCompiled: self._on_member_compiled,
             ev.SessionRequested: self._on_session_requested,
             ev.SessionDetached: self._on_session_detached,
+            ev.HostsNamed: self._on_hosts_named,
             ev.OperationsSubmitted: self._on_operations_submitted,
             ev.Acknowledged: self._on_acknowledged,
             ev.MemberFailed: self._on_member_failed,
@@ -128,6 +132,7 @@ class ControllerCore:
         self._act_on(self._membership.close_peer(event.peer, event.reason, event.now_ns, out), out)
         for session in self._sessions.close_peer(event.peer):
             self._close(session, out)
+        self._named_hosts.pop(event.peer, None)
 
     def _act_on(self, findings: list[Finding], out: list[Instruction]) -> None:
         for finding in findings:
@@ -213,13 +218,23 @@ class ControllerCore:
         self._order.close_session(session.session, out)
         out.append(ins.CloseSession(self._membership.live_executors(), session.session))
 
+    def _on_hosts_named(self, event: ev.HostsNamed, out: list[Instruction]) -> None:
+        self._named_hosts.setdefault(event.peer, {})[event.number] = self._order.group_of(event.hosts)
+
     def _on_operations_submitted(self, event: ev.OperationsSubmitted, out: list[Instruction]) -> None:
-        submit, now_ns = self._order.submit, event.now_ns
+        submit, group_of, now_ns = self._order.submit, self._order.group_of, event.now_ns
+        named = self._named_hosts.get(event.peer, {})
         checked: SessionId | None = None
         for submission in event.submissions:
             if submission.session != checked:
                 checked = self._sessions.owned(submission.session, event.peer).session
-            submit(submission, now_ns, out)
+            if submission.host_set:
+                group = named.get(submission.host_set)
+                if group is None:
+                    raise ProtocolViolation(f"this proxy has not named hosts {submission.host_set}")
+            else:
+                group = group_of(submission.hosts)
+            submit(submission, group, now_ns, out)
 
     def _on_acknowledged(self, event: ev.Acknowledged, out: list[Instruction]) -> None:
         host = self._membership.host_of_executor(event.peer)

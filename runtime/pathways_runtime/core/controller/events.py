@@ -29,6 +29,8 @@ class Submission(Protocol):
     @property
     def hosts(self) -> tuple[HostIndex, ...]: ...
     @property
+    def host_set(self) -> int: ...
+    @property
     def senders(self) -> tuple[HostIndex, ...]: ...
     @property
     def reads(self) -> tuple[Handle, ...]: ...
@@ -174,6 +176,13 @@ class SessionDetached(PeerEvent, frozen=True):
     """A proxy says that a session's client is gone."""
 
     session: SessionId
+
+
+class HostsNamed(PeerEvent, frozen=True):
+    """``number`` stands for ``hosts`` in later submissions of this proxy (``Submission.host_set``)."""
+
+    number: int
+    hosts: tuple[HostIndex, ...]
 
 
 class OperationsSubmitted(PeerEvent, frozen=True, gc=False):

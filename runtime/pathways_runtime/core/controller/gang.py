@@ -151,11 +151,22 @@ class Order:
 
     # operations
 
-    def submit(self, submission: Submission, now_ns: int, out: list[Instruction]) -> None:
-        """The next operation of a session.
+    def group_of(self, hosts: tuple[HostIndex, ...]) -> HostGroup:
+        """These hosts, for ``submit``.
 
         Raises:
-            ProtocolViolation: the session does not exist, op ids do not grow, or hosts do not exist.
+            ProtocolViolation: they do not exist, or are not in order.
+        """
+        try:
+            return self._groups.intern(hosts)
+        except ValueError as failure:
+            raise ProtocolViolation(str(failure)) from failure
+
+    def submit(self, submission: Submission, group: HostGroup, now_ns: int, out: list[Instruction]) -> None:
+        """The next operation of a session, for the hosts of ``group``.
+
+        Raises:
+            ProtocolViolation: the session does not exist, or op ids do not grow.
         """
         state = self._sessions.get(submission.session)
         if state is None:
@@ -164,10 +175,6 @@ class Order:
             )
         if submission.op_id <= state.last_op_id:
             raise ProtocolViolation(f"operation {submission.op_id} comes after operation {state.last_op_id}")
-        try:
-            group = self._groups.intern(submission.hosts)
-        except ValueError as failure:
-            raise ProtocolViolation(f"operation {submission.op_id}: {failure}") from failure
         state.last_op_id = submission.op_id
         state.num_submitted += 1
         if not (state.held or submission.after_transfers or group.missing) and (
