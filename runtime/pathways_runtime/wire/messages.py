@@ -1,8 +1,7 @@
 """Control messages: typed values that travel as msgpack in frames (see ``transport.frames``).
 
 Control is small, ordered and batched: one stream per connection, read in order. Array bytes never pass through here;
-    they
-go over the session links (``wire.links``) and the data plane (``transport.dataplane``).
+they go over the session links (``wire.links``) and the data plane (``transport.dataplane``).
 
     proxy       -> controller   Attach, NameHosts, Submit, CompileProgram, Detach, StatusReply
     controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, HostChanged, SessionEnded,
