@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -184,13 +185,17 @@ def test_a_request_waits_for_its_bytes_and_those_behind_it_wait_too(run: RunWith
             made = await client.send(request("make_array_from_host_buffer_request", **array_fields(array, on(1), 1)))
             ready = await client.send(request("check_value_ready_request", value_handles=[1]))
             deleted = await client.send(request("is_array_deleted_request", array_handle=1))
-            report = (await status(rig))["sessions"][0]
-            assert report["queued_requests"] == 3
-            assert [each["what"] for each in report["waiting"]] == [
-                "make_array_from_host_buffer",
-                "check_value_ready",
-                "is_array_deleted",
+            report = await status(rig)
+            assert report["sessions"][0]["queued_requests"] == 3
+            assert [(each["what"], each["waits_for"]) for each in report["waiting"]] == [
+                (
+                    "make_array_from_host_buffer (request 2 of session 1)",
+                    "the client to send host buffers 1",
+                ),
+                ("check_value_ready (request 3 of session 1)", "the requests before it"),
+                ("is_array_deleted (request 4 of session 1)", "the requests before it"),
             ]
+            assert all(0 <= each["since_s"] < 60 for each in report["waiting"])
             assert not client._answers.keys() - {2, 3, 4} and not made.done()
             await client.store(1, array.tobytes())
             assert (await answer(made)).make_array_from_host_buffer_response.array_handle == 1
@@ -488,6 +493,31 @@ def test_values_come_back_in_the_strides_that_the_client_wants(run: RunWithRig) 
             strides = schema.ByteStrides(strides=(4, 8))
             await client.ask("copy_to_host_buffer_request", array_handle=1, host_buffer_handle=9, byte_strides=strides)
             assert b"".join(await client.lookup(9)) == array.T.tobytes()
+
+    run(body)
+
+
+def test_the_report_says_what_is_held_and_who_is_waited_for(run: RunWithRig) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.client() as client:
+            await client.init()
+            await put(client, np.zeros((4, 2), np.float32), ALL, 1)
+            await client.ask("check_value_ready_request", value_handles=[1])
+            # A host that says nothing.
+            rig.cluster.dispatches_at_once = False
+            await client.store(2, bytes(4))
+            await client.ask("make_array_from_host_buffer_request", **array_fields(np.zeros(1, np.float32), on(3), 2))
+            await client.send(request("check_value_ready_request", value_handles=[2]))
+            await client.send(request("compile_request", **compile_fields(b"unknown", (0,))))
+            await rig.cluster.until(lambda: len(rig.cluster.held) == 2, "the wait is submitted")
+            report = await status(rig)
+            (session,) = report["sessions"]
+            assert (session["id"], session["arrays"], session["bytes"]) == (1, 2, 4 * 8 + 4)
+            assert "operations" not in session
+            (waiting,) = report["waiting"]
+            assert waiting["what"] == "check_value_ready (request 5 of session 1)"
+            assert waiting["waits_for"] == "hosts 1, for the readiness of arrays 2"
+            json.dumps(report)
 
     run(body)
 

@@ -139,11 +139,12 @@ class ProxyBackend:
 
     def report(self) -> dict[str, Any]:
         """Figures of this proxy and its sessions."""
+        reports = [session.report() for session in (*self._sessions.values(), *self._attaching) if not session.is_over]
         return {
             "role": "proxy",
             "pid": os.getpid(),
-            "sessions": [session.report() for session in self._sessions.values()],
-            "attaching": sum(not session.is_over for session in self._attaching),
+            "sessions": [report.figures for report in reports if report.figures["id"] is not None],
+            "waiting": [each for report in reports for each in report.waiting],
         }
 
     def _attached(self, message: messages.Attached) -> None:
