@@ -41,6 +41,7 @@ PROGRAMS = {
     Handle(9005): ((0, 1, 2, 3), (0,)),
     Handle(9006): ((1,), (0,)),
 }
+GANG = Handle(9003)
 #: Launches with these op ids (modulo) fail on the host that runs them.
 FAILING = 7
 
@@ -319,16 +320,16 @@ def streams(draw: st.DrawFn) -> list[Any]:
     places = st.lists(st.sampled_from(DEVICES), min_size=1, max_size=4, unique=True).map(tuple)
     for number in range(1, draw(st.integers(1, 25)) + 1):
         op_id = OpId(number)
-        kinds = ["make", "make gang"] + (
-            ["launch", "launch", "alias", "transfer", "delete", "fetch", "poison"] if live else []
-        )
+        kinds = ["make", "make gang"]
+        if live:
+            kinds += ["launch"] * 6 + ["alias", "transfer", "transfer", "delete", "fetch", "poison"]
         kind = draw(st.sampled_from(kinds))
         if kind == "make" or kind == "make gang":
             devices = draw(places) if kind == "make" else DEVICES
             buffers = tuple(draw(st.integers(0, 1)) for _ in devices)
             operations.append(ops.MakeArrays(op_id, (result(devices),), (buffers,)))
         elif kind == "launch":
-            executable = draw(st.sampled_from(sorted(PROGRAMS)))
+            executable = draw(st.sampled_from(sorted(PROGRAMS) + [GANG] * 3))
             devices, donated = PROGRAMS[executable]
             fitting = sorted(h for h, d in live.items() if sorted(d) == sorted(devices))
             if not fitting:
