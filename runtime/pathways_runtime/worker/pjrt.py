@@ -1,7 +1,8 @@
 """The adapter to jaxlib: the only module that touches its private API.
 
 XLA reads the size of its thread pool from the environment when it is loaded, so ``worker.environment`` must have
-prepared the process before this module is imported. Everything here was measured with jax 0.10.2;
+prepared the process before this module is imported. Everything here was measured with jax 0.10.2. Where the jaxlibs that
+are supported differ, the code asks what there is, not which version it is, and says which have it;
 ``tests/worker/test_pjrt.py`` calls each function, so another jaxlib's differences show there.
 
 How a host's part of an array is represented: one ``Array`` whose aval has the shape of a *shard* and whose sharding is
@@ -21,7 +22,7 @@ import ml_dtypes  # noqa: F401 - registers the names of its types with numpy
 import numpy as np
 from jax._src import core as jax_core
 from jax._src.interpreters import mlir as jax_mlir
-from jaxlib import _hlo, _jax, lapack, xla_client
+from jaxlib import _jax, lapack, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
@@ -29,6 +30,12 @@ from jaxlib.mlir.passmanager import PassManager
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
+
+try:
+    # From jaxlib 0.10.2 on, XLA's own values are in a library of their own.
+    from jaxlib._hlo import XlaComputation
+except ModuleNotFoundError:
+    from jaxlib._jax import XlaComputation
 
 # jaxlib has no types for these; the names say what they are.
 Client = Any
@@ -45,6 +52,9 @@ PjrtError = jax.errors.JaxRuntimeError
 
 _ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
 _ALWAYS_COPY = _jax.ArrayCopySemantics.ALWAYS_COPY
+#: jaxlib 0.10 compares outputs with their sharding unless it is told not to; 0.12 never does. The signature is the
+#: docstring's first line.
+_UNCHECKED = {"_skip_checks": True} if "_skip_checks" in str(_jax.array_result_handler.__doc__) else {}
 
 #: Host memory that XLA can use in place must be aligned to this.
 ALIGNMENT_BYTES = 64
@@ -276,8 +286,7 @@ def delete(array: Array) -> None:
 
 def result_handler(shape: Shape, dtype: np.dtype[Any], sharding: Sharding) -> ResultHandler:
     """How ``execute`` wraps one output."""
-    aval = jax_core.ShapedArray(shape, dtype)
-    return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+    return _jax.array_result_handler(jax_core.ShapedArray(shape, dtype), sharding, committed=True, **_UNCHECKED)
 
 
 def execute(
@@ -384,7 +393,7 @@ def module_bytes(module: Any) -> bytes:
 
 def signature(serialized_module: bytes) -> Signature:
     """What the program takes and gives per device."""
-    shape = _hlo.XlaComputation(serialized_module).program_shape()
+    shape = XlaComputation(serialized_module).program_shape()
     result = shape.result_shape()
     outputs = result.tuple_shapes() if result.is_tuple() else [result]
     return Signature([_shape(s) for s in shape.parameter_shapes()], [_shape(s) for s in outputs])
