@@ -32,11 +32,11 @@ class FrameError(Exception):
 
 
 class Frame(Generic[MessageT]):
-    """One received message with its payload."""
+    """One received message with its payload: a bytearray, or the memory that the reader's ``allocate`` gave."""
 
     __slots__ = ("message", "payload")
 
-    def __init__(self, message: MessageT, payload: bytearray) -> None:
+    def __init__(self, message: MessageT, payload: Any) -> None:
         self.message = message
         self.payload = payload
 
@@ -69,15 +69,21 @@ class FrameReader(Generic[MessageT]):
     """Turns received bytes into frames; large payloads are received straight into their place.
 
     Use: ask ``writable()`` for memory, receive into it, report with ``advance(n)``, which returns the frames completed.
+
+    Args:
+        allocate: gives the memory for a large payload of so many bytes; for readers who want it aligned, say.
     """
 
-    def __init__(self, codec: FrameCodec[MessageT]) -> None:
+    def __init__(
+        self, codec: FrameCodec[MessageT], allocate: Callable[[int], bytearray | memoryview] = bytearray
+    ) -> None:
         self._codec = codec
+        self._allocate = allocate
         self._small = bytearray(_RECEIVE_BYTES)
         self._start = 0
         self._end = 0
         # A payload too large for the small buffer, being filled; with its message.
-        self._payload: bytearray | None = None
+        self._payload: bytearray | memoryview | None = None
         self._payload_filled = 0
         self._payload_message: MessageT | None = None
 
@@ -116,7 +122,7 @@ class FrameReader(Generic[MessageT]):
                 header = bytes(received[header_at:payload_at])
             message = self._codec.decode(header)
             if self._end < payload_at + payload_bytes:
-                payload = bytearray(payload_bytes)
+                payload = self._allocate(payload_bytes)
                 arrived = self._end - payload_at
                 payload[:arrived] = self._small[payload_at : self._end]
                 self._payload, self._payload_filled, self._payload_message = payload, arrived, message
@@ -146,12 +152,17 @@ class ConnectionClosed(Exception):
 
 
 class Channel(Generic[MessageT]):
-    """Frames on a blocking socket. Any thread may send; one thread receives."""
+    """Frames on a blocking socket. Any thread may send; one thread receives. ``allocate``: see FrameReader."""
 
-    def __init__(self, sock: socket.socket, codec: FrameCodec[MessageT]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        codec: FrameCodec[MessageT],
+        allocate: Callable[[int], bytearray | memoryview] = bytearray,
+    ) -> None:
         self._sock = sock
         self._codec = codec
-        self._reader = FrameReader(codec)
+        self._reader = FrameReader(codec, allocate)
         self._send_lock = threading.Lock()
 
     def send(self, message: MessageT, payload: Buffer = b"") -> None:
