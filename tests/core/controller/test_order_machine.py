@@ -28,6 +28,8 @@ class OrderMachine(RuleBasedStateMachine):
         self.in_flight = [0] * NUM_HOSTS
         self.started = set()
         self.lost = set()
+        # Hosts whose connection is closed: nothing comes from them, even before they are declared lost.
+        self.silent = set()
         self.abandoned = set()
         self.num_attached = 0
 
@@ -111,7 +113,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(host=st.integers(0, NUM_HOSTS - 1), data=st.data())
     def complete(self, host, data):
-        if host not in self.lost and self.in_flight[host]:
+        if host not in self.silent and self.in_flight[host]:
             count = data.draw(st.integers(1, self.in_flight[host]), label="completed")
             self.acknowledge(host, count, ())
 
@@ -128,7 +130,7 @@ class OrderMachine(RuleBasedStateMachine):
             for key in self.place
             if key not in self.abandoned and (operation := self.submitted[key]).is_transfer
             for host in operation.senders
-            if host not in self.lost and (*key, host) not in self.started
+            if host not in self.silent and (*key, host) not in self.started
         ]
 
     def acknowledge(self, host, count, transfers):
@@ -136,11 +138,12 @@ class OrderMachine(RuleBasedStateMachine):
         self.started |= {(*key, host) for key in transfers}
         self.note(self.driver.send(ev.Acknowledged(1000 + host, count, transfers)))
 
-    @precondition(lambda self: len(self.lost) < NUM_HOSTS - 1)
+    @precondition(lambda self: len(self.silent) < NUM_HOSTS - 1)
     @rule(host=st.integers(0, NUM_HOSTS - 1), knows_why=st.booleans())
     def lose(self, host, knows_why):
-        if host in self.lost:
+        if host in self.silent:
             return
+        self.silent.add(host)
         self.note(self.driver.send(ev.PeerClosed(1000 + host, "closed", self.driver.now_ns)))
         if knows_why:
             self.note(self.driver.send(ev.ExecutorExited(host, 1, -11, "", self.driver.now_ns)))
