@@ -13,7 +13,7 @@ from pathways_runtime.worker import pjrt
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
-def from_bytes(payload: bytes | bytearray | HostArray, kind: DType, shape: Shape) -> HostArray:
+def from_bytes(payload: bytes | bytearray | memoryview | HostArray, kind: DType, shape: Shape) -> HostArray:
     """Row-major, dense bytes as an array, without a copy.
 
     Raises:
@@ -30,6 +30,13 @@ def from_bytes(payload: bytes | bytearray | HostArray, kind: DType, shape: Shape
             Code.INVALID_ARGUMENT, f"a host buffer has {raw.nbytes} bytes, {kind.name}{list(shape)} needs {wanted}"
         )
     return raw.view(dtype).reshape(shape)
+
+
+def aligned_memory(num_bytes: int) -> memoryview:
+    """Memory that XLA can use in place, of no particular contents."""
+    memory = np.empty(num_bytes + pjrt.ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % pjrt.ALIGNMENT_BYTES
+    return memory[start : start + num_bytes].data
 
 
 def zeros(dtype: np.dtype[Any], shape: Shape) -> HostArray:

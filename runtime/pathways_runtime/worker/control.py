@@ -273,7 +273,7 @@ class Executor:
             sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S)
             hello = LinkHello(session, bound.host, self._config.epoch)
 
-            def on_buffer(op_id: OpId, index: int, contents: bytearray) -> None:
+            def on_buffer(op_id: OpId, index: int, contents: bytearray | memoryview) -> None:
                 dispatcher.feed(BufferArrived(session, op_id, index, contents))
                 self._acknowledgements.flush()
 

@@ -12,11 +12,12 @@ import numpy as np
 from pathways_runtime.core.ids import OpId, SessionId
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
 from pathways_runtime.wire.links import AnyLinkMessage, HostBuffer, LinkHello
+from pathways_runtime.worker.buffers import aligned_memory
 
 logger = logging.getLogger(__name__)
 
 #: Called with (op id, index, bytes) of a host buffer, on the link's reader thread.
-OnBuffer = Callable[[OpId, int, bytearray], None]
+OnBuffer = Callable[[OpId, int, bytearray | memoryview], None]
 
 #: Values up to this size are copied behind their header and sent at once.
 _INLINE_BYTES = 1 << 16
@@ -108,7 +109,7 @@ class SessionLink:
                     self._backlog.popleft()
 
     def _read(self) -> None:
-        channel = Channel(self._sock, self._codec)
+        channel = Channel(self._sock, self._codec, aligned_memory)
         try:
             while True:
                 for frame in channel.receive():
