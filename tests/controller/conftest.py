@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+
 from pathways_runtime.core import operations as ops
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec

@@ -7,6 +7,7 @@ import time
 import msgspec
 import psutil
 import pytest
+
 from pathways_runtime.core import operations as ops
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.wire import messages as msg
@@ -189,7 +190,7 @@ def test_status_gathers_reports_and_names_who_did_not_answer(start_cluster):
         executor = cluster.executors[host]
         while not isinstance(request := executor.next(msg.Batch, msg.StatusRequest), msg.StatusRequest):
             pass
-        report = {"host": host, "arrays": 3, "bytes": 24, "bytes_moved": {"shared_memory": 10, "socket": 1}}
+        report = {"host": "a name", "arrays": 3, "bytes": 24, "bytes_moved": {"shared_memory": 10, "socket": 1}}
         executor.send(msg.StatusReply(request.request, {**report, "transfers": [{"what": "t"}], "waiting": []}))
     while not isinstance(request := proxy.next(msg.Dispatched, msg.StatusRequest), msg.StatusRequest):
         pass
@@ -237,3 +238,16 @@ def test_services_notice_that_the_controller_was_killed(start_cluster):
     cluster.controller.process.kill()
     _, alive = psutil.wait_procs(services, timeout=10)
     assert alive == []
+
+
+def test_a_service_that_ends_is_announced_and_its_end_is_reaped(start_cluster):
+    cluster = start_cluster(2, 2)
+    victim, other = cluster.controller.descendants()
+    victim.kill()
+    announced = cluster.controller.wait_for("coordination_lost")
+    assert announced["world"] in (1, 2) and announced["reason"] == "its process ended with -9"
+    assert not psutil.pid_exists(victim.pid) and other.is_running()
+    # The worlds were formed; sessions go on.
+    proxy, session = cluster.attach()
+    proxy.send(launch(session, 1))
+    assert proxy.next(msg.Dispatched).count == 1

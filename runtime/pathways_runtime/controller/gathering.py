@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pathways_runtime.core.controller.events import PeerId
+from pathways_runtime.core.ids import HostIndex
 
 #: Those who have not answered by then are named in the report.
 DEADLINE_S = 2.0
@@ -12,16 +13,23 @@ DEADLINE_S = 2.0
 Report = dict[str, Any]
 
 
+class Asked(NamedTuple):
+    """Who is asked: a name for people, and an executor's virtual host."""
+
+    name: str
+    host: HostIndex | None
+
+
 class Gathering:
     """Collects reports of peers into the controller's, and hands it on when all have answered or the deadline is over.
 
     Args:
         report: the controller's; see docs/status.md. It is added to.
-        asked: who was asked, with their names for people.
+        asked: who was asked.
         on_done: called once with the report.
     """
 
-    def __init__(self, report: Report, asked: dict[PeerId, str], on_done: Callable[[Report], None]) -> None:
+    def __init__(self, report: Report, asked: dict[PeerId, Asked], on_done: Callable[[Report], None]) -> None:
         self._report = report
         self._unanswered = dict(asked)
         self._on_done = on_done
@@ -38,20 +46,20 @@ class Gathering:
 
     def add(self, peer: PeerId, answer: Report) -> None:
         """What a peer says of itself."""
-        name = self._unanswered.pop(peer, None)
-        if name is None or self._is_done:
+        asked = self._unanswered.pop(peer, None)
+        if asked is None or self._is_done:
             return
-        if "host" in answer:
-            _add_executor(self._report, answer)
+        if asked.host is not None:
+            _add_executor(self._report, asked.host, answer)
         else:
             _add_proxy(self._report, answer)
         self._finish_if_complete()
 
     def drop(self, peer: PeerId) -> None:
         """A peer is gone and will not answer."""
-        name = self._unanswered.pop(peer, None)
-        if name is not None:
-            self._report["did_not_answer"].append(f"{name} (gone)")
+        asked = self._unanswered.pop(peer, None)
+        if asked is not None:
+            self._report["did_not_answer"].append(f"{asked.name} (gone)")
             self._finish_if_complete()
 
     def cancel(self) -> None:
@@ -68,12 +76,11 @@ class Gathering:
             return
         self._is_done = True
         self._deadline.cancel()
-        self._report["did_not_answer"] += self._unanswered.values()
+        self._report["did_not_answer"] += [asked.name for asked in self._unanswered.values()]
         self._on_done(self._report)
 
 
-def _add_executor(report: Report, answer: Report) -> None:
-    host = answer["host"]
+def _add_executor(report: Report, host: HostIndex, answer: Report) -> None:
     for way, num_bytes in answer.get("bytes_moved", {}).items():
         report["bytes_moved"][way] = report["bytes_moved"].get(way, 0) + num_bytes
     for worker in report["workers"]:

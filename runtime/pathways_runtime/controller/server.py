@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from pathways_runtime.controller.coordinators import Coordinators
-from pathways_runtime.controller.gathering import Gathering
+from pathways_runtime.controller.gathering import Asked, Gathering
 from pathways_runtime.controller.streams import OperationStreams
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
@@ -406,11 +406,10 @@ class Controller:
     def _read_status_request(self, peer: _Peer, message: msg.StatusRequest) -> None:
         self._last_request += 1
         request = self._last_request
-        asked = {
-            other.peer: other.label
-            for other in self._peers.values()
-            if other.role == "proxy" or (other.role == "executor" and other in self._executors)
-        }
+        asked = {other.peer: Asked(other.label, None) for other in self._peers.values() if other.role == "proxy"}
+        for host, executor in enumerate(self._executors):
+            if executor is not None:
+                asked[executor.peer] = Asked(executor.label, HostIndex(host))
 
         def finish(report: dict[str, Any]) -> None:
             del self._gatherings[request]
