@@ -23,12 +23,13 @@ def results(shared_runtime: LocalRuntime, tmp_path_factory: pytest.TempPathFacto
 
     def give(x64: bool) -> list[Results]:
         if x64 not in made:
-            made[x64] = []
+            both = []
             for name, environ in (("plain", plain_environment()), ("runtime", shared_runtime.environment())):
                 output: Path = tmp_path_factory.mktemp("values") / f"{name}.json"
                 mode = ["--x64"] if x64 else []
                 run_program(environ, "-m", "value_checks", "--output", output, *mode, timeout_s=400)
-                made[x64].append(json.loads(output.read_text()))
+                both.append(json.loads(output.read_text()))
+            made[x64] = both
         return made[x64]
 
     return give

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
+from jaxlib import xla_client
 
 from value_checks.meshes import FIRST_SLICE, NUM_DEVICES, mesh_1d, mesh_of, ramp, sharded
 from value_checks.registry import EXACT, Returned, add, check
@@ -35,6 +36,8 @@ _NARROW = [
     "float8_e3m4",
     "float8_e8m0fnu",
     "float4_e2m1fn",
+    # XLA has them from jaxlib 0.12 on.
+    *(["float6_e2m3fn", "float6_e3m2fn"] if hasattr(xla_client.PrimitiveType, "F6E2M3FN") else []),
 ]
 _WIDE = ["int64", "uint64", "float64", "complex128"]
 
