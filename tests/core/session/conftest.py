@@ -1,13 +1,11 @@
-"""A session over two slices of two hosts of two devices, with numpy workers behind it."""
+"""A session with numpy workers behind it, and a client of it."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.session_client import TOPOLOGY, Client
 from pathways_runtime.testing.session_driver import SessionDriver
-
-TOPOLOGY = Topology(num_slices=2, hosts_per_slice=2, devices_per_host=2, platform="cpu")
 
 
 @pytest.fixture
@@ -17,3 +15,9 @@ def session() -> Iterator[SessionDriver]:
     yield driver
     driver.core.check_invariants()
     assert not driver.open_requests, f"never answered: {driver.open_requests}"
+
+
+@pytest.fixture
+def client(session: SessionDriver) -> Client:
+    """A client of ``session``."""
+    return Client(session)

@@ -22,7 +22,7 @@ class Placement:
 
     Attributes:
         devices: interned too: equal device lists are one tuple, so ``is`` compares them.
-        hosts: the hosts of ``devices``, ascending; interned with ``devices``.
+        hosts: the hosts of ``devices``, ascending; interned too.
         memory_kind: never None.
         loss: why one of ``hosts`` is lost at present, None while all are there.
     """
@@ -44,6 +44,7 @@ class PlacementTable:
         self._topology = topology
         self._placements: dict[Sharding, Placement] = {}
         self._device_lists: dict[tuple[DeviceId, ...], tuple[tuple[DeviceId, ...], tuple[HostIndex, ...]]] = {}
+        self._host_lists: dict[tuple[HostIndex, ...], tuple[HostIndex, ...]] = {}
         self._single: dict[tuple[DeviceId, str | None], Placement] = {}
         self.losses = dict(losses)
 
@@ -65,7 +66,8 @@ class PlacementTable:
                 )
             if len(set(devices)) != len(devices):
                 raise error(Code.INVALID_ARGUMENT, f"a device is named twice in {devices}")
-            known = self._device_lists[devices] = (devices, self._topology.hosts_of(devices))
+            hosts = self._topology.hosts_of(devices)
+            known = self._device_lists[devices] = (devices, self._host_lists.setdefault(hosts, hosts))
         return known
 
     def intern(self, sharding: Sharding) -> Placement:

@@ -1,0 +1,218 @@
+"""Hosts that go and come: what is poisoned, what is freed, what is answered, what is loaded again."""
+
+import pytest
+
+from pathways_runtime.core.ids import Handle, HostIndex
+from pathways_runtime.core.operations import Delete, DeleteExecutable
+from pathways_runtime.core.session import events, requests, responses
+from pathways_runtime.core.session.core import ImpossibleEvent
+from pathways_runtime.core.session.executables import stand_in_devices
+from pathways_runtime.core.session.instructions import CompileProgram, Respond, RespondError, SubmitOperation
+from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.session_client import ON_SLICE_0, ON_SLICE_1, SLICE_0, SLICE_1, TOPOLOGY, Client
+from pathways_runtime.testing.session_driver import SessionDriver
+
+LOSS = Status(Code.DATA_LOSS, "host-1 went at 12:00")
+HOST_1 = HostIndex(1)
+
+
+def test_arrays_with_a_shard_there_are_lost_and_their_other_shards_freed(
+    session: SessionDriver, client: Client
+) -> None:
+    lost, other = client.array(), client.array(ON_SLICE_1)
+    session.run_workers()
+    session.lose_host(HOST_1, LOSS)
+    (delete,) = client.last()
+    assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, Delete)
+    assert delete.operation.handles == (lost,) and delete.hosts == (0,)
+    assert client.refused(requests.CheckValueReady((other, lost))) == LOSS
+    session.ask(requests.DestructArray((lost,)))
+    assert len(client.last()) == 1, "nothing is left to free"
+    session.ask(requests.DestructArray((other,)))
+    session.run_workers()
+    assert not session.workers.held()
+
+
+def test_waits_that_need_the_host_end_with_its_loss(session: SessionDriver, client: Client) -> None:
+    array, other = client.array(), client.array(ON_SLICE_1)
+    ready = session.request(requests.CheckValueReady((array,)))
+    fetched = session.request(requests.CopyToHostBuffer(array, client.mint()))
+    elsewhere = session.request(requests.CheckValueReady((other,)))
+    session.feed(events.ArraysReady(1, HOST_1, None))
+    session.feed(events.HostChanged(HostIndex(0), False, "host-0", LOSS))
+    assert session.answers[ready] == LOSS and session.answers[fetched] == LOSS
+    assert elsewhere not in session.answers
+    # What the host sent before it went may arrive after the news, once.
+    assert session.feed(events.ArraysReady(1, HostIndex(0), None)) == []
+    with pytest.raises(ImpossibleEvent, match="host 0 reports on wait 1"):
+        session.core.handle(events.ArraysReady(1, HostIndex(0), None))
+    session.feed(events.ArraysReady(3, HostIndex(2), None))
+    session.feed(events.ArraysReady(3, HostIndex(3), None))
+    assert session.answers[elsewhere] == responses.EMPTY
+
+
+def test_a_down_slice_accepts_executions_and_poisons_their_outputs(session: SessionDriver, client: Client) -> None:
+    executable = client.identity()
+    session.lose_host(HOST_1, LOSS)
+    array = client.array()
+    answer = session.ask(requests.LoadedExecutableExecute(executable, (array,)))
+    assert isinstance(answer, responses.Executed) and len(answer.outputs) == 1
+    assert client.refused(requests.CheckValueReady((answer.outputs[0].array_handle,))) == LOSS
+    result = client.execute(executable, array)
+    assert client.refused(requests.CopyToHostBuffer(result, client.mint())) == LOSS
+    assert all(not isinstance(i, SubmitOperation) for _, told in session.log[-4:] for i in told)
+
+
+def test_a_slice_comes_back_when_its_programs_are_loaded(session: SessionDriver, client: Client) -> None:
+    executable = client.identity()
+    session.lose_host(HOST_1, LOSS)
+    session.bind_host(HOST_1)
+    assert client.last() == [CompileProgram(executable, b"identity 0", b"options", SLICE_0)]
+    array = client.array()
+    early = client.execute(executable, array)
+    session.compile_all()
+    late = client.execute(executable, array)
+    assert client.refused(requests.CheckValueReady((early,))) == LOSS
+    ready = session.request(requests.CheckValueReady((late,)))
+    session.run_workers()
+    assert session.answers[ready] == responses.EMPTY
+
+
+def test_a_load_that_fails_keeps_the_program_down(session: SessionDriver, client: Client) -> None:
+    executable = client.identity()
+    session.lose_host(HOST_1, LOSS)
+    session.bind_host(HOST_1)
+    second = Status(Code.DATA_LOSS, "host-1 went again")
+    session.compile_all(second)
+    result = client.execute(executable, client.array())
+    assert client.refused(requests.CheckValueReady((result,))) == second
+
+
+def test_only_the_last_of_two_loads_counts(session: SessionDriver, client: Client) -> None:
+    executable = client.identity()
+    session.lose_host(HOST_1, LOSS)
+    session.bind_host(HOST_1)
+    session.lose_host(HOST_1, LOSS)
+    session.bind_host(HOST_1)
+    compiled, _ = session.programs[b"identity 0"]
+    session.feed(events.ProgramCompiled(executable, None, LOSS))
+    session.feed(events.ProgramCompiled(executable, compiled, None))
+    client.execute(executable, client.array())
+    assert isinstance(client.last()[0], SubmitOperation)
+
+
+def test_a_host_that_is_replaced_at_once_has_lost_all_the_same(session: SessionDriver, client: Client) -> None:
+    array = client.array()
+    session.workers.lose(HOST_1, LOSS)
+    session.feed(events.HostChanged(HOST_1, True, "spare-7", None))
+    failure = client.refused(requests.CheckValueReady((array,)))
+    assert failure.code is Code.DATA_LOSS
+    assert failure.message == "host spare-7 (host 1 of the topology) was replaced; what it held is lost"
+    fresh = client.array()
+    ready = session.request(requests.CheckValueReady((fresh,)))
+    session.workers.lost_hosts.clear()
+    session.run_workers()
+    assert session.answers[ready] == responses.EMPTY
+
+
+def test_a_down_slice_accepts_compilations(session: SessionDriver, client: Client) -> None:
+    session.lose_host(HOST_1, LOSS)
+    request_id = client.ask_to_compile()
+    (asked,) = client.last()
+    assert isinstance(asked, CompileProgram) and asked.devices == SLICE_1, "the other slice tells what it is like"
+    session.compile_all()
+    answer = session.answers[request_id]
+    assert isinstance(answer, responses.Compiled) and answer.devices == SLICE_0
+    delete, _ = client.last()
+    assert isinstance(delete, SubmitOperation)
+    assert isinstance(delete.operation, DeleteExecutable) and delete.operation.executable == asked.executable
+    assert delete.hosts == (2, 3)
+    first = session.ask(requests.LoadedExecutableExecute(answer.loaded_executable_handle, (client.array(),)))
+    assert isinstance(first, responses.Executed) and first.outputs[0].sharding == ON_SLICE_0
+    assert client.refused(requests.CheckValueReady((first.outputs[0].array_handle,))) == LOSS
+    session.bind_host(HOST_1)
+    session.compile_all()
+    client.execute(answer.loaded_executable_handle, client.array())
+    session.run_workers()
+
+
+def test_without_a_whole_slice_the_controller_has_the_word(session: SessionDriver, client: Client) -> None:
+    session.lose_host(HOST_1, LOSS)
+    session.lose_host(HostIndex(2), LOSS)
+    request_id = client.ask_to_compile()
+    (asked,) = client.last()
+    assert isinstance(asked, CompileProgram) and asked.devices == SLICE_0
+    session.compile_all(LOSS)
+    assert session.answers[request_id] == LOSS
+
+
+def test_a_session_may_open_with_a_host_down() -> None:
+    driver = SessionDriver(TOPOLOGY, losses={HOST_1: None})
+    client = Client(driver)
+    failure = client.refused(requests.CheckValueReady((client.array(),)))
+    assert failure == Status(Code.DATA_LOSS, "no worker stands behind host 1")
+    driver.bind_host(HOST_1)
+    array = client.array()
+    ready = driver.request(requests.CheckValueReady((array,)))
+    driver.run_workers()
+    assert driver.answers[ready] == responses.EMPTY
+
+
+def test_stand_ins_keep_places() -> None:
+    topology = Topology(num_slices=4, hosts_per_slice=1, devices_per_host=2, platform="cpu")
+    lost = frozenset({HostIndex(0)})
+    assert stand_in_devices((1, 0), topology, lost) == (3, 2)
+    assert stand_in_devices((0, 1, 2, 3), topology, lost) == (4, 5, 2, 3)
+    assert stand_in_devices((0, 2, 4, 6), topology, lost) is None
+    assert stand_in_devices((0, 2), topology, frozenset(map(HostIndex, range(4)))) is None
+
+
+def test_a_program_that_is_destructed_while_it_loads_is_deleted_after(session: SessionDriver, client: Client) -> None:
+    executable = client.identity()
+    session.lose_host(HOST_1, LOSS)
+    session.bind_host(HOST_1)
+    assert session.ask(requests.LoadedExecutableDestruct(executable)) == responses.EMPTY
+    assert len(client.last()) == 1
+    session.compile_all()
+    (delete,) = client.last()
+    assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, DeleteExecutable)
+    session.run_workers()
+    assert executable not in session.workers.programs
+    with pytest.raises(ImpossibleEvent, match="nobody asked"):
+        session.core.handle(events.ProgramCompiled(executable, None, LOSS))
+
+
+def test_nothing_is_said_after_the_client_has_gone(session: SessionDriver, client: Client) -> None:
+    array = client.array()
+    session.request(requests.CheckValueReady((array,)))
+    assert session.feed(events.ClientDisconnected()) == []
+    assert session.feed(events.ArraysReady(1, HostIndex(0), None)) == []
+    assert session.feed(events.HostChanged(HOST_1, False, "host-1", LOSS)) == []
+    with pytest.raises(ImpossibleEvent, match="after the client had gone"):
+        session.core.handle(events.Requested(9, requests.DestructArray((Handle(1),))))
+    session.open_requests.clear()
+
+
+def test_the_impossible_is_told_with_its_story(session: SessionDriver, client: Client) -> None:
+    client.array()
+    with pytest.raises(ImpossibleEvent, match=r"(?s)host 3 reports on wait 4.*MakeArrayFromHostBuffer.*ArraysReady"):
+        session.core.handle(events.ArraysReady(4, HostIndex(3), None))
+    with pytest.raises(ImpossibleEvent, match="operation 9 failed, but there were only 1"):
+        session.core.handle(events.OperationFailed(9, (), LOSS))
+    with pytest.raises(ImpossibleEvent, match="host 8 changed"):
+        session.core.handle(events.HostChanged(HostIndex(8), False, "x", LOSS))
+
+
+def test_every_answer_is_an_answer(session: SessionDriver, client: Client) -> None:
+    """RequestRefused by the shell poisons what the client has named."""
+    refusal = Status(Code.UNIMPLEMENTED, "PluginProgram")
+    result = client.mint()
+    session.open_requests.add(100)
+    assert session.feed(events.RequestRefused(100, (result,), refusal)) == [RespondError(100, refusal)]
+    assert client.refused(requests.CheckValueReady((result,))) == refusal
+    shard = client.mint()
+    told = requests.FullyReplicatedShard(result, requests.ArrayCopySemantics.REUSE_INPUT, shard)
+    assert session.ask(told) == responses.ArrayHandle(shard)
+    assert isinstance(client.last()[0], Respond)
+    assert client.refused(requests.CheckValueReady((shard,))) == refusal
