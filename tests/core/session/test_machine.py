@@ -452,7 +452,8 @@ class Session(RuleBasedStateMachine):
         for single, piece in zip(singles, scatter(value.values, value.sharding), strict=True):
             buffer = self.mint()
             request_id = self.driver.request(requests.CopyToHostBuffer(single, buffer))
-            self.fetch_requests[request_id] = (buffer, Value(piece, value.sharding, [value]), value.sharding)
+            self.values[single] = Value(piece, value.sharding, [value])
+            self.fetch_requests[request_id] = (buffer, self.values[single], value.sharding)
         assert self.driver.ask(requests.DestructArray(singles)) == responses.EMPTY
 
 
