@@ -212,6 +212,7 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
     Args:
         on_frames: called with the frames of each read, in order, on the loop. An exception from it closes the channel.
         on_closed: called once, with the failure or None for an orderly end.
+        allocate: see FrameReader.
     """
 
     def __init__(
@@ -219,9 +220,10 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
         codec: FrameCodec[MessageT],
         on_frames: "Callable[[AsyncChannel[MessageT], Sequence[Frame[MessageT]]], None]",
         on_closed: "Callable[[AsyncChannel[MessageT], Exception | None], None]",
+        allocate: Callable[[int], bytearray | memoryview] = bytearray,
     ) -> None:
         self._codec = codec
-        self._reader = FrameReader(codec)
+        self._reader = FrameReader(codec, allocate)
         self._on_frames = on_frames
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
