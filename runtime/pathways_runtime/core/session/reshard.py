@@ -1,5 +1,6 @@
 """Reshard plans: which ranges to copy from which shard so that an array lies as another sharding says. Pure."""
 
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -19,21 +20,35 @@ class PlannedMove(msgspec.Struct, frozen=True, gc=False):
     target_box: Box | None
 
 
+class Holders:
+    """The devices that hold one part, sorted by what is near to what."""
+
+    def __init__(self, topology: Topology, devices: list[DeviceId]) -> None:
+        self.devices = frozenset(devices)
+        self.on_host: dict[HostIndex, list[DeviceId]] = {}
+        for device in devices:
+            self.on_host.setdefault(topology.host_of(device), []).append(device)
+        self.hosts = sorted(self.on_host)
+        self.hosts_in_slice: dict[int, list[HostIndex]] = {}
+        for host in self.hosts:
+            self.hosts_in_slice.setdefault(topology.slice_of_host(host), []).append(host)
+
+
 class Replicas:
     """Which devices hold which distinct part of an array, found by range without looking at every shard."""
 
-    def __init__(self, sharding: Sharding, shape: Shape) -> None:
+    def __init__(self, sharding: Sharding, shape: Shape, topology: Topology) -> None:
         self._shape = shape
         self._tile_shape = sharding.shard_shape(shape)
-        self._is_tiled = sharding.tiles.kind is TileKind.TILED
-        self._devices: dict[tuple[int, ...], list[DeviceId]] = {}
-        if self._is_tiled:
+        devices: dict[tuple[int, ...], list[DeviceId]] = {}
+        if sharding.tiles.kind is TileKind.TILED:
             for device, tile in zip(sharding.devices, sharding.tiles.tile_of_place().tolist(), strict=True):
-                self._devices.setdefault(tuple(tile), []).append(device)
+                devices.setdefault(tuple(tile), []).append(device)
         else:
-            self._devices[(0,) * len(shape)] = list(sharding.devices)
+            devices[(0,) * len(shape)] = list(sharding.devices)
+        self._holders = {tile: Holders(topology, holders) for tile, holders in devices.items()}
 
-    def covering(self, box: Box) -> Iterable[tuple[Box, list[DeviceId]]]:
+    def covering(self, box: Box) -> Iterable[tuple[Box, Holders]]:
         """The parts that have an element of ``box``, row-major, each with the devices that hold it."""
         ranges = [
             range(start // size, -(-stop // size)) if start < stop else range(0)
@@ -44,7 +59,7 @@ class Replicas:
                 (index * size, min((index + 1) * size, dim))
                 for index, size, dim in zip(tile, self._tile_shape, self._shape, strict=True)
             )
-            yield part, self._devices[tile]
+            yield part, self._holders[tile]
 
 
 class _Senders:
@@ -55,28 +70,24 @@ class _Senders:
         self._sent: dict[HostIndex, int] = {}
         self._turns: dict[HostIndex, int] = {}
 
-    def choose(self, replicas: list[DeviceId], target: DeviceId, elements: int) -> DeviceId:
-        if len(replicas) == 1:
-            return replicas[0]
-        if target in replicas:
+    def choose(self, holders: Holders, target: DeviceId, elements: int) -> DeviceId:
+        if target in holders.devices:
             return target
-        topology = self._topology
-        host = topology.host_of(target)
-        near = [device for device in replicas if topology.host_of(device) == host]
-        if not near:
-            slice_index = topology.slice_of_host(host)
-            near = [device for device in replicas if topology.slice_of(device) == slice_index] or replicas
+        host = self._topology.host_of(target)
+        if host not in holders.on_host:
+            near = holders.hosts_in_slice.get(self._topology.slice_of_host(host), holders.hosts)
             sent = self._sent
-            host = min((topology.host_of(device) for device in near), key=lambda h: (sent.get(h, 0), h))
+            host = min(near, key=lambda h: sent.get(h, 0))
             sent[host] = sent.get(host, 0) + elements
-            near = [device for device in near if topology.host_of(device) == host]
+        devices = holders.on_host[host]
         turn = self._turns.get(host, 0)
         self._turns[host] = turn + 1
-        return near[turn % len(near)]
+        return devices[turn % len(devices)]
 
 
+@functools.lru_cache(maxsize=256)
 def plan_reshard(source: Sharding, target: Sharding, shape: Shape, topology: Topology) -> tuple[PlannedMove, ...]:
-    """The moves that make an array of ``shape`` laid out as ``source`` lie as ``target``.
+    """The moves that make an array of ``shape`` laid out as ``source`` lie as ``target``. Made once for equal arguments.
 
     Every element of every target shard is covered exactly once; padding is not. A target shard that is whole on its own
     device already is a move of that shard onto itself (``source_device == target_device``, no boxes).
@@ -87,7 +98,7 @@ def plan_reshard(source: Sharding, target: Sharding, shape: Shape, topology: Top
     Returns:
         Moves in the order of the target's devices, row-major within each.
     """
-    replicas = Replicas(source, shape)
+    replicas = Replicas(source, shape, topology)
     senders = _Senders(topology)
     source_shape, target_shape = source.shard_shape(shape), target.shard_shape(shape)
     moves = []
