@@ -87,7 +87,7 @@ class _Senders:
 
 @functools.lru_cache(maxsize=256)
 def plan_reshard(source: Sharding, target: Sharding, shape: Shape, topology: Topology) -> tuple[PlannedMove, ...]:
-    """The moves that make an array of ``shape`` laid out as ``source`` lie as ``target``. Made once for equal arguments.
+    """The moves that make an array of ``shape`` laid out as ``source`` lie as ``target``; made once and kept.
 
     Every element of every target shard is covered exactly once; padding is not. A target shard that is whole on its own
     device already is a move of that shard onto itself (``source_device == target_device``, no boxes).
