@@ -156,6 +156,9 @@ def test_every_type_goes_there_and_back(lab: Any, kind: DType) -> None:
     dtype = np.dtype(kind.numpy_name)
     values = (np.arange(6) % 2).reshape(2, 3).astype(dtype)
     handle = lab.make_array([values], [0], kind=kind)
+    (failure,) = lab.wait_ready([handle])
+    if failure is not None and "Unknown NumPy dtype" in failure.message:
+        pytest.skip(f"this jaxlib has no {kind.name}")
     back = lab.fetch(handle, 0, dtype, (2, 3))
     assert back.view(np.uint8).tobytes() == values.view(np.uint8).tobytes()
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +52,7 @@ from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.report import report_of
+from pathways_runtime.worker.threads import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Executor:
         self._home: worlds.World | None = None
         self._last_seq = 0
         self._ended = threading.Event()
-        self._compiling = ThreadPoolExecutor(_NUM_COMPILE_THREADS, thread_name_prefix="compiles", initializer=_give_way)
+        self._compiling = Pool("compiles", _NUM_COMPILE_THREADS, initializer=_give_way)
         self._on_message: dict[type[Any], Callable[[Any], None]] = {
             Bind: self._bind,
             FormWorld: self._form_world,
@@ -162,7 +162,7 @@ class Executor:
         self._channel.close()
         if self._dispatcher is not None:
             self._dispatcher.close()
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._compiling.close()
         self._data_plane.close()
 
     def _send(self, message: AnyMessage) -> None:
@@ -244,7 +244,7 @@ class Executor:
             if world is None:
                 raise ValueError(f"world {message.world} is not formed on {self._config.name}")
             loaded = programs.load(world, message.devices, message.program, message.options, self._cache)
-            dispatcher.feed(ProgramLoaded(message.session, message.executable, loaded.program))
+            dispatcher.post(ProgramLoaded(message.session, message.executable, loaded.program))
         except pjrt.PjrtError as raised:
             failure = pjrt.status_of(raised)
         except Exception as raised:
@@ -274,7 +274,7 @@ class Executor:
             hello = LinkHello(session, bound.host, self._config.epoch)
 
             def on_buffer(op_id: OpId, index: int, contents: bytearray | memoryview) -> None:
-                dispatcher.feed(BufferArrived(session, op_id, index, contents))
+                dispatcher.post(BufferArrived(session, op_id, index, contents))
                 self._acknowledgements.flush()
 
             dispatcher.add_link(session, SessionLink(session, sock, hello, on_buffer))

@@ -3,8 +3,9 @@
 Locking. The core is guarded by one lock, held while it takes in one event and no longer: nothing is performed under it.
 A launch may block in PJRT (small programs of one device run inside the call, collectives included), and everything that
 other hosts wait for (sends, acknowledgements, arrivals) must go on meanwhile. Whoever brings an event performs what
-follows from it, on its own thread; the core has at most one launch outstanding, which keeps launches in order whoever
-performs them.
+follows from it, on its own thread, except that only two threads launch: the one that reads the controller's stream
+(``feed``), and one for launches that other threads' events (``post``) make possible. The core has at most one launch
+outstanding, which keeps launches in order whichever thread performs them.
 """
 
 import logging
@@ -13,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from pathways_runtime.core.ids import OpId, SessionId
@@ -48,7 +48,8 @@ from pathways_runtime.worker.completions import Completions
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.programs import LoadedProgram
 from pathways_runtime.worker.shards import Shards, joined, migrate
-from pathways_runtime.worker.transfers import Transfers, logged, value_of
+from pathways_runtime.worker.threads import Pool, Sequence
+from pathways_runtime.worker.transfers import Transfers, value_of
 from pathways_runtime.worker.worlds import World
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Snapshot(NamedTuple):
 
 
 class Dispatcher:
-    """Feeds the core and performs its instructions. ``feed`` may be called from any thread.
+    """Feeds the core and performs its instructions.
 
     Args:
         send_failure: tells the controller.
@@ -114,9 +115,10 @@ class Dispatcher:
         self._links: dict[SessionId, SessionLink] = {}
         self._closed_links_bytes = 0
         self._next_launch_id = 0
-        self._waiting = ThreadPoolExecutor(_MAX_WAITING_THREADS, thread_name_prefix="waits")
+        self._waiting = Pool("waits", _MAX_WAITING_THREADS)
+        self._launching = Sequence("launches")
         self.completions = Completions(acknowledgements, self._launch_ended_badly)
-        self.transfers = Transfers(data_plane, acknowledgements, self.feed, self._take, home)
+        self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home)
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
             CountLaunch: self._count_launch,
@@ -134,17 +136,33 @@ class Dispatcher:
         }
 
     def feed(self, event: Event) -> None:
-        """Take in an event and perform all that follows."""
+        """Take in an event and perform all that follows. May block in a launch: for the controller's stream only."""
         with self._lock:
             instructions = self._core.handle(event)
-        if not instructions:
-            return
+        if instructions:
+            self._perform_all(instructions, True)
+
+    def post(self, event: Event) -> None:
+        """Take in an event and perform what follows, but leave launches to another thread. For any thread."""
+        with self._lock:
+            instructions = self._core.handle(event)
+        if instructions:
+            self._perform_all(instructions, False)
+
+    def _perform_all(self, instructions: Instructions, launches_here: bool) -> None:
         todo = deque(instructions)
         while todo:
             instruction = todo.popleft()
+            if not launches_here and type(instruction) is EnqueueLaunch:
+                self._launching.submit(self._launch_from_elsewhere, instruction)
+                continue
             follow_up = self._perform[type(instruction)](instruction)
             if follow_up:
                 todo.extend(follow_up)
+
+    def _launch_from_elsewhere(self, instruction: EnqueueLaunch) -> None:
+        self._perform_all([instruction], True)
+        self._acknowledgements.flush()
 
     def _take(self, event: Event) -> Instructions:
         with self._lock:
@@ -183,7 +201,8 @@ class Dispatcher:
         """End threads and links; nothing more is answered."""
         for link in self.links():
             link.close()
-        self._waiting.shutdown(wait=False, cancel_futures=True)
+        self._waiting.close()
+        self._launching.close()
         self.transfers.close()
         self.completions.close()
 
@@ -208,7 +227,7 @@ class Dispatcher:
         return follow_up
 
     def _launch_ended_badly(self, launch: PendingLaunch, failure: BaseException) -> None:
-        self.feed(LaunchFailed(launch, self._failure_of(launch, failure)))
+        self.post(LaunchFailed(launch, self._failure_of(launch, failure)))
 
     def _failure_of(self, launch: PendingLaunch, failure: BaseException) -> Status:
         if isinstance(failure, StatusError):
@@ -286,7 +305,7 @@ class Dispatcher:
     def _await_ready(self, instruction: AwaitReady) -> None:
         arrays = [array.value.array for array in instruction.arrays if array.value is not None]
         if len(arrays) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
-            self._waiting.submit(logged, self._answer_when_ready, instruction, arrays)
+            self._waiting.submit(self._answer_when_ready, instruction, arrays)
         else:
             self._answer_when_ready(instruction, arrays)
 
@@ -306,14 +325,14 @@ class Dispatcher:
     def _send_value(self, instruction: SendValue) -> Instructions | None:
         value = instruction.source.array.value
         if value is not None and not pjrt.is_ready(value.array):
-            self._waiting.submit(logged, self._send_value_when_ready, instruction)
+            self._waiting.submit(self._send_value_when_ready, instruction)
             return None
         self._answer_with_value(instruction)
         return self._take(ReadTaken((instruction.source.array,)))
 
     def _send_value_when_ready(self, instruction: SendValue) -> None:
         self._answer_with_value(instruction)
-        self.feed(ReadTaken((instruction.source.array,)))
+        self.post(ReadTaken((instruction.source.array,)))
 
     def _answer_with_value(self, instruction: SendValue) -> None:
         array = instruction.source.array

@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     # What is there now lives as long as the process; collections need not look at it again.
     gc.collect()
     gc.freeze()
+    threading.excepthook = _end_with
     code, reason = 1, "the executor failed"
     try:
         executor.run()
@@ -71,6 +72,13 @@ def main(arguments: list[str] | None = None) -> None:
     closing.start()
     closing.join(_CLOSE_TIMEOUT_S)
     _end(code, reason)
+
+
+def _end_with(failed: threading.ExceptHookArgs) -> None:
+    """A thread failed unforeseen: the state is not known any more. The supervisor starts another executor."""
+    name = "?" if failed.thread is None else failed.thread.name
+    logger.critical("thread %r failed", name, exc_info=failed.exc_value)
+    _end(1, f"thread {name!r} failed")
 
 
 def _end(code: int, reason: str) -> None:

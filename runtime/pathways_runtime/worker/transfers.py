@@ -3,8 +3,6 @@
 import functools
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from pathways_runtime.worker import failures, pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes, section, zeros
 from pathways_runtime.worker.shards import Shards, joined, migrate
+from pathways_runtime.worker.threads import Pool, tell
 from pathways_runtime.worker.worlds import Placement, World
 
 logger = logging.getLogger(__name__)
@@ -48,20 +47,11 @@ def value_of(array: LocalArray) -> Shards:
     return value
 
 
-def logged(function: Callable[..., None], *arguments: Any) -> None:
-    """Run on a pool's thread: what goes wrong there unforeseen must be seen."""
-    try:
-        function(*arguments)
-    except Exception:
-        logger.exception("%s failed", function.__qualname__)
-        raise
-
-
 class Transfers:
     """Performs the core's instructions about transfers.
 
     Args:
-        feed: takes an event of another thread and performs what follows.
+        post: takes an event of another thread and performs what follows.
         take: takes an event and returns what follows, to the one who performs instructions now.
         home: the world in which arrays are made.
     """
@@ -70,27 +60,27 @@ class Transfers:
         self,
         data_plane: DataPlane,
         acknowledgements: Acknowledgements,
-        feed: Callable[[Event], None],
+        post: Callable[[Event], None],
         take: Callable[[Event], Instructions],
         home: Callable[[], World],
     ) -> None:
         self._data_plane = data_plane
         self._acknowledgements = acknowledgements
-        self._feed = feed
+        self._post = post
         self._take = take
         self._home = home
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="transfers")
+        self._threads = Pool("transfers", _MAX_THREADS)
 
     def close(self) -> None:
         """End threads; nothing more is performed."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     # Receiving
 
     def expect(self, instruction: ExpectPiece) -> None:
         """Perform ExpectPiece."""
         key = (instruction.session, instruction.op_id, instruction.move_index)
-        arrived = functools.partial(self._arrived, instruction)
+        arrived = functools.partial(tell, self._arrived, instruction)
         self._data_plane.expect(key, arrived, source=instruction.sender)
 
     def _arrived(self, instruction: ExpectPiece, payload: Payload) -> None:
@@ -107,7 +97,7 @@ class Transfers:
             except ValueError as mismatch:
                 failure = Status(Code.INTERNAL, str(mismatch))
         move = (instruction.session, instruction.op_id, instruction.move_index)
-        self._feed(PieceArrived(*move, None if failure is not None else contents, failure))
+        self._post(PieceArrived(*move, None if failure is not None else contents, failure))
 
     # Sending
 
@@ -116,11 +106,11 @@ class Transfers:
         sources = [piece.source.array.value for piece in instruction.pieces if piece.source is not None]
         if all(value is None or pjrt.is_ready(value.array) for value in sources):
             return self._take(self._send_now(instruction))
-        self._threads.submit(logged, self._send_when_ready, instruction)
+        self._threads.submit(self._send_when_ready, instruction)
         return None
 
     def _send_when_ready(self, instruction: SendPieces) -> None:
-        self._feed(self._send_now(instruction))
+        self._post(self._send_now(instruction))
 
     def _send_now(self, instruction: SendPieces) -> Event:
         read = []
@@ -155,12 +145,12 @@ class Transfers:
         """Perform AssembleArray: at once if whole shards are moved, which PJRT does by itself; else on a thread."""
         if all(len(parts) == 1 and _is_whole(parts[0]) for parts in instruction.parts):
             return self._take_all(self._assemble_now(instruction))
-        self._threads.submit(logged, self._assemble_when_ready, instruction)
+        self._threads.submit(self._assemble_when_ready, instruction)
         return None
 
     def _assemble_when_ready(self, instruction: AssembleArray) -> None:
         for event in self._assemble_now(instruction):
-            self._feed(event)
+            self._post(event)
 
     def _take_all(self, events: list[Event]) -> Instructions:
         return [instruction for event in events for instruction in self._take(event)]
