@@ -106,6 +106,21 @@ def test_remap_plan() -> None:
         decode_request("remap_arrays_request", proto)
 
 
+def test_remap_plan_by_devices() -> None:
+    """How it comes from SerDes version 6 on, without mappings."""
+    proto = body("remap_arrays_request")
+    fill_spec(proto.plan.input_specs.add(), SPEC)
+    fill_spec(proto.plan.output_specs.add(), SPEC)
+    proto.plan.version_number = 6
+    output = proto.plan.input_devices_for_output.add(out_array=0)
+    output.input_devices.add(in_array=0).device_list.device_ids.extend((3, 1))
+    proto.copy_semantics = core.ArrayCopySemantics.REUSE_INPUT
+    found = decode_request("remap_arrays_request", proto)
+    assert isinstance(found, core.RemapArrays)
+    devices = core.InputDevices(0, (DeviceId(3), DeviceId(1)))
+    assert found.plan == core.RemapPlan((SPEC,), (SPEC,), (), (core.InputDevicesForOutput(0, (devices,)),))
+
+
 def test_copy_arrays_without_and_with_memory_kind() -> None:
     proto = body("copy_arrays_request")
     proto.array_handles.append(1)
@@ -167,6 +182,15 @@ def test_compile_options_that_we_do_not_know_are_passed_on() -> None:
         (
             lambda p: setattr(p.compile_options, "data", b"\xff"),
             "INVALID_ARGUMENT: the bytes of an xla::ifrt::XlaCompile",
+        ),
+        (
+            lambda p: setattr(
+                p.compile_options,
+                "data",
+                p.compile_options.data
+                + schema.XlaCompileOptionsProto(outputs_bundle_slice_sizes=[1]).SerializeToString(),
+            ),
+            "UNIMPLEMENTED: outputs in bundles",
         ),
         (lambda p: setattr(p.compile_options, "data", b""), "INVALID_ARGUMENT: .* do not assign a device"),
     ],

@@ -38,6 +38,8 @@ class DType(enum.IntEnum):
     F8E8M0FNU = 31
     S1 = 32
     U1 = 33
+    F6E2M3FN = 34
+    F6E3M2FN = 35
     STRING = 99
 
     @property
@@ -83,6 +85,8 @@ _NUMPY_NAMES: dict[DType, str] = {
     DType.F8E3M4: "float8_e3m4",
     DType.F8E8M0FNU: "float8_e8m0fnu",
     DType.F4E2M1FN: "float4_e2m1fn",
+    DType.F6E2M3FN: "float6_e2m3fn",
+    DType.F6E3M2FN: "float6_e3m2fn",
     DType.S4: "int4",
     DType.U4: "uint4",
     DType.S2: "int2",

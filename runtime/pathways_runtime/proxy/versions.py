@@ -14,8 +14,9 @@ class Versions(NamedTuple):
 
 #: Below, executions say how they went by other means (protocol), or programs cannot be serialized (SerDes).
 OLDEST = Versions(protocol=24, serdes=2)
-#: The newest that were tried.
-NEWEST = Versions(protocol=25, serdes=3)
+#: The newest that were tried. jaxlib 0.10 speaks protocol 16 to 25 and SerDes 0 to 3; 0.12 speaks 16 to 25 and 2 to 6,
+#: where remap plans say what goes where by devices only (6).
+NEWEST = Versions(protocol=25, serdes=6)
 
 
 def negotiate(client_oldest: Versions, client_newest: Versions) -> Versions:

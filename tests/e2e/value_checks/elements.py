@@ -36,25 +36,33 @@ _NARROW = [
     "float8_e3m4",
     "float8_e8m0fnu",
     "float4_e2m1fn",
-    # XLA has them from jaxlib 0.12 on.
-    *(["float6_e2m3fn", "float6_e3m2fn"] if hasattr(xla_client.PrimitiveType, "F6E2M3FN") else []),
 ]
+#: XLA has them from jaxlib 0.12 on, and on CPU cannot compute with them.
+_STORED_ONLY = ["float6_e2m3fn", "float6_e3m2fn"] if hasattr(xla_client.PrimitiveType, "F6E2M3FN") else []
 _WIDE = ["int64", "uint64", "float64", "complex128"]
 
 
-def _one_type(name: str) -> Returned:
-    """There and back over each way that an array takes: sharded, copied, moved, through a program."""
-    dtype = jnp.dtype(name)
+def _moves(name: str) -> dict[str, Returned]:
+    """There and back over each way that an array takes: sharded, copied, moved."""
     highest = 2 if name in ("bool", "int2", "uint2") else 4
-    host = (np.arange(NUM_DEVICES * 4) % highest).reshape(NUM_DEVICES, 4).astype(dtype)
+    host = (np.arange(NUM_DEVICES * 4) % highest).reshape(NUM_DEVICES, 4).astype(jnp.dtype(name))
     mesh = mesh_1d()
     placed = jax.device_put(host, sharded(mesh, "x"))
-    wide = jnp.complex64 if dtype.kind == "c" else jnp.float32
     return {
         "there_and_back": placed,
         "on_one_device": jax.device_put(host, jax.devices()[5]),
         "moved": jax.device_put(placed, sharded(mesh_of(FIRST_SLICE), None, "x")),
         "gathered": jax.device_put(placed, sharded(mesh)),
+    }
+
+
+def _one_type(name: str) -> Returned:
+    """``_moves``, and through programs."""
+    dtype = jnp.dtype(name)
+    moves = _moves(name)
+    placed = moves["there_and_back"]
+    wide = jnp.complex64 if dtype.kind == "c" else jnp.float32
+    return moves | {
         "computed": jax.jit(lambda x: x.astype(wide) * 2)(placed),
         "made": jax.jit(lambda x: x[::-1].T)(placed),
         "narrowed": jax.jit(lambda x: (x.astype(wide) + 1).astype(dtype))(placed) if dtype.kind != "b" else None,
@@ -63,6 +71,8 @@ def _one_type(name: str) -> Returned:
 
 for _name in (*_NARROW, *_WIDE):
     add(f"element_type_{_name}", functools.partial(_one_type, _name), EXACT, needs_x64=_name in _WIDE)
+for _name in _STORED_ONLY:
+    add(f"element_type_{_name}", functools.partial(_moves, _name), EXACT)
 
 
 @check(EXACT)

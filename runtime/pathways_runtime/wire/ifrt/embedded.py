@@ -9,6 +9,7 @@ import mmap
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.message import DecodeError
@@ -51,33 +52,57 @@ def messages(
             yield from _nested(f"{file.package}.{message.name}", message)
 
 
-def differences(
-    ours: list[descriptor_pb2.FileDescriptorProto], theirs: list[descriptor_pb2.FileDescriptorProto]
-) -> list[str]:
-    """Where our schema says something that theirs does not, one line each.
+class Differences(NamedTuple):
+    """Where our schema says something that theirs does not.
 
     Fields, messages and enum values that only they have are no difference: protobuf keeps what it does not know.
+
+    Attributes:
+        conflicts: what both have and mean differently, also a number that they use for something else; one line each.
+            Such a jaxlib would be misunderstood.
+        missing: full names of what only we have. Harmless: an older or newer jaxlib does not send it.
     """
-    found: list[str] = []
+
+    conflicts: list[str]
+    missing: list[str]
+
+
+def differences(
+    ours: list[descriptor_pb2.FileDescriptorProto], theirs: list[descriptor_pb2.FileDescriptorProto]
+) -> Differences:
+    """Compare every message, field and enum value of ours."""
+    found = Differences([], [])
     known = dict(messages(theirs))
     for name, message in messages(ours):
         if name not in known:
-            found.append(f"message {name} is not in theirs")
+            found.missing.append(name)
             continue
         fields = {field.name: field for field in known[name].field}
+        numbers = {field.number: field.name for field in known[name].field}
         for field in message.field:
-            if field.name not in fields:
-                found.append(f"{name}.{field.name} is not in theirs")
-            elif (mine := _signature(message, field)) != (other := _signature(known[name], fields[field.name])):
-                found.append(f"{name}.{field.name} is {mine}, in theirs {other}")
+            if field.name in fields:
+                mine, other = _signature(message, field), _signature(known[name], fields[field.name])
+                if mine != other:
+                    found.conflicts.append(f"{name}.{field.name} is {mine}, in theirs {other}")
+            elif field.number in numbers:
+                found.conflicts.append(f"{name}.{field.name} is {field.number}, in theirs {numbers[field.number]}")
+            else:
+                found.missing.append(f"{name}.{field.name}")
     known_enums = dict(_enums(theirs))
     for name, enum in _enums(ours):
-        values = {value.name: value.number for value in known_enums[name].value} if name in known_enums else {}
-        found += [
-            f"enum {name}: {value.name} is {value.number}, in theirs {values.get(value.name)}"
-            for value in enum.value
-            if values.get(value.name) != value.number
-        ]
+        if name not in known_enums:
+            found.missing.append(name)
+            continue
+        values = {value.name: value.number for value in known_enums[name].value}
+        numbers = {value.number: value.name for value in known_enums[name].value}
+        for value in enum.value:
+            if value.name in values:
+                if values[value.name] != value.number:
+                    found.conflicts.append(f"{name}.{value.name} is {value.number}, in theirs {values[value.name]}")
+            elif value.number in numbers:
+                found.conflicts.append(f"{name}.{value.name} is {value.number}, in theirs {numbers[value.number]}")
+            else:
+                found.missing.append(f"{name}.{value.name}")
     return found
 
 

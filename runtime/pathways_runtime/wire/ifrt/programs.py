@@ -23,8 +23,8 @@ def decode_compile(proto: Any) -> Compile:
     """The request that a CompileRequest states.
 
     Raises:
-        StatusError: UNIMPLEMENTED for programs that are not XLA's and for host callbacks; INVALID_ARGUMENT if no
-            devices are assigned.
+        StatusError: UNIMPLEMENTED for programs that are not XLA's, host callbacks and outputs in bundles;
+            INVALID_ARGUMENT if no devices are assigned.
     """
     if proto.program.type_name != XLA_PROGRAM:
         raise error(Code.UNIMPLEMENTED, f"programs of type {proto.program.type_name} are not supported")
@@ -35,9 +35,12 @@ def decode_compile(proto: Any) -> Compile:
             Code.UNIMPLEMENTED, "host callbacks sent with the program (xla::ifrt::LoadedHostCallback) are not supported"
         )
     try:
-        options = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data).compile_options
+        wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)
     except schema.DecodeError as failure:
         raise error(Code.INVALID_ARGUMENT, f"the bytes of an {XLA_COMPILE_OPTIONS} cannot be parsed") from failure
+    if wrapped.outputs_bundle_slice_sizes:
+        raise error(Code.UNIMPLEMENTED, "outputs in bundles (outputs_bundle_slice_sizes) are not supported")
+    options = wrapped.compile_options
     return Compile(proto.program.data, options.SerializeToString(), assigned_devices(options))
 
 

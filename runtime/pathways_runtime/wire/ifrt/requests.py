@@ -125,6 +125,16 @@ def _remap_arrays(proto: Any) -> core.Request:
             )
             for mapping in proto.plan.mappings
         ),
+        tuple(
+            core.InputDevicesForOutput(
+                output.out_array,
+                tuple(
+                    core.InputDevices(each.in_array, tuple(map(DeviceId, each.device_list.device_ids)))
+                    for each in output.input_devices
+                ),
+            )
+            for output in proto.plan.input_devices_for_output
+        ),
     )
     return core.RemapArrays(
         plan, tuple(proto.array_handles), _semantics(proto.copy_semantics), tuple(proto.result_handles)
