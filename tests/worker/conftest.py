@@ -501,13 +501,13 @@ def slices_lab(standing_labs: _Labs, tmp_path_factory: pytest.TempPathFactory) -
     yield from _standing(standing_labs, tmp_path_factory, 2, 1, 2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sharded() -> Callable[..., Any]:
     """``sharded(shape, dtype, num_devices, *spec)``: an abstract argument."""
     return make_sharded
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def lower() -> Callable[..., tuple[bytes, bytes]]:
     """``lower(function, *arguments, devices)``: a program and its compile options."""
     return lower_program

@@ -1,8 +1,8 @@
 """The adapter to jaxlib: the only module that touches its private API.
 
 XLA reads the size of its thread pool from the environment when it is loaded, so ``worker.environment`` must have
-prepared the process before this module is imported. Everything here was measured with jax 0.10.2. Where the jaxlibs that
-are supported differ, the code asks what there is, not which version it is, and says which have it;
+prepared the process before this module is imported. Everything here was measured with jax 0.10.2. Where supported
+jaxlibs differ, the code asks what there is, not which version it is, and says which jaxlib has it;
 ``tests/worker/test_pjrt.py`` calls each function, so another jaxlib's differences show there.
 
 How a host's part of an array is represented: one ``Array`` whose aval has the shape of a *shard* and whose sharding is
@@ -342,7 +342,11 @@ _KEPT_DEBUG_OPTIONS = ("xla_backend_optimization_level", "xla_llvm_disable_expen
 
 
 def parse_compile_options(serialized: bytes) -> CompileOptions:
-    """Raises ValueError if it is not a ``CompileOptionsProto``."""
+    """A ``CompileOptionsProto``. jaxlib reads as much of damaged bytes as it can, and says nothing; others parsed them.
+
+    Raises:
+        ValueError: jaxlib refuses them.
+    """
     try:
         return xla_client.CompileOptions.ParseFromString(serialized)
     except PjrtError as failure:
@@ -437,6 +441,8 @@ _DTYPE_OF_MLIR = {
     "f8E3M4": DType.F8E3M4,
     "f8E8M0FNU": DType.F8E8M0FNU,
     "f4E2M1FN": DType.F4E2M1FN,
+    "f6E2M3FN": DType.F6E2M3FN,
+    "f6E3M2FN": DType.F6E3M2FN,
 }
 
 

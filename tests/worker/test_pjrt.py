@@ -1,0 +1,300 @@
+"""The adapter to jaxlib, function by function, in this process: where another jaxlib differs, it shows here."""
+
+import gc
+import inspect
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.status import Code, Status
+from pathways_runtime.worker import buffers, pjrt
+
+F32 = np.dtype(np.float32)
+#: They need other processes or an accelerator; test_executor_hosts.py has the first.
+ELSEWHERE = {"leave", "make_plugin_client"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    """A CPU client with two devices."""
+    client, runtime = pjrt.make_cpu_client(2, None)
+    assert runtime is None
+    return client
+
+
+@pytest.fixture(scope="module")
+def devices(client: Any) -> list[Any]:
+    (found,) = pjrt.devices_by_process(client).values()
+    assert len(found) == 2
+    return found
+
+
+def row(*values: float) -> np.ndarray:
+    """Values in memory that XLA uses in place."""
+    memory = np.frombuffer(buffers.aligned_memory(4 * len(values)), F32)
+    memory[:] = values
+    return memory
+
+
+def halves(devices: list[Any]) -> Any:
+    """An array with a shard of two on each device."""
+    return pjrt.put([row(1, 2), row(3, 4)], pjrt.replicated(devices, None), devices)
+
+
+def values(array: Any) -> list[list[float]]:
+    return [pjrt.view(shard).tolist() for shard in pjrt.shards(array)]
+
+
+def test_every_function_is_called_here() -> None:
+    public = {
+        name
+        for name, function in vars(pjrt).items()
+        if inspect.isfunction(function) and function.__module__ == pjrt.__name__ and not name.startswith("_")
+    }
+    called = set(re.findall(r"\bpjrt\.(\w+)\(", Path(__file__).read_text()))
+    assert public - called == ELSEWHERE
+
+
+def test_what_it_says_of_itself(devices: list[Any]) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", pjrt.jaxlib_version())
+    version, kind = pjrt.describe_platform("cpu")
+    assert version
+    assert kind == devices[0].device_kind
+    assert pjrt.describe_platform("tpu") == ("tpu", "tpu")
+    assert pjrt.default_memory_kind(devices[0]) == "device"
+
+
+# Arrays
+
+
+def test_each_device_keeps_a_buffer_of_its_own(devices: list[Any]) -> None:
+    array = halves(devices)
+    assert values(array) == [[1, 2], [3, 4]]
+    assert array.shape == (2,)
+    assert pjrt.nbytes(array) == 16
+
+
+def test_one_buffer_for_all_devices(devices: list[Any]) -> None:
+    buffer = row(5, 6)
+    assert values(pjrt.put([buffer, buffer], pjrt.replicated(devices, None), devices)) == [[5, 6], [5, 6]]
+
+
+def test_aligned_memory_is_used_in_place(devices: list[Any]) -> None:
+    buffer = row(*range(1024))
+    array = pjrt.put([buffer], pjrt.replicated(devices[:1], None), devices[:1])
+    assert np.shares_memory(pjrt.view(pjrt.shards(array)[0]), buffer)
+
+
+@pytest.mark.parametrize("kind", [DType.S64, DType.F64, DType.C128, DType.U64])
+def test_wide_types_stay_wide(devices: list[Any], kind: DType) -> None:
+    dtype = pjrt.dtype_of(kind)
+    buffer = np.array([2**53 - 1, 3]).astype(dtype)
+    shard = pjrt.shards(pjrt.put([buffer], pjrt.replicated(devices[:1], None), devices[:1]))[0]
+    assert pjrt.view(shard).dtype == dtype
+    assert pjrt.view(shard).tolist() == buffer.tolist()
+
+
+def test_shards_are_joined_in_order_without_a_copy(devices: list[Any]) -> None:
+    array = halves(devices)
+    joined = pjrt.join(pjrt.shards(array), pjrt.replicated(devices, None))
+    assert values(joined) == [[1, 2], [3, 4]]
+    assert np.shares_memory(pjrt.view(pjrt.shards(joined)[1]), pjrt.view(pjrt.shards(array)[1]))
+
+
+def test_copies_lie_elsewhere(devices: list[Any]) -> None:
+    array = halves(devices)
+    turned = devices[::-1]
+    copied = pjrt.copy(array, pjrt.device_list(turned), pjrt.replicated(turned, None))
+    assert values(copied) == [[1, 2], [3, 4]]
+    assert [list(shard.devices()) for shard in pjrt.shards(copied)] == [[device] for device in turned]
+    pinned = pjrt.copy(array, pjrt.device_list(devices), pjrt.replicated(devices, "pinned_host"))
+    assert values(pinned) == [[1, 2], [3, 4]]
+    assert pjrt.shards(pinned)[0].sharding.memory_kind == "pinned_host"
+
+
+def test_a_copy_to_another_client(devices: list[Any]) -> None:
+    other, _ = pjrt.make_cpu_client(2, None)
+    theirs = pjrt.devices_by_process(other)[0]
+    copied = pjrt.copy(halves(devices), pjrt.device_list(theirs), pjrt.replicated(theirs, None))
+    assert values(copied) == [[1, 2], [3, 4]]
+
+
+def test_another_client_adopts_the_memory(devices: list[Any]) -> None:
+    other, _ = pjrt.make_cpu_client(1, None)
+    shard = pjrt.shards(halves(devices))[1]
+    adopted = pjrt.adopt(shard, pjrt.devices_by_process(other)[0][0])
+    assert pjrt.view(adopted).tolist() == [3, 4]
+    assert np.shares_memory(pjrt.view(adopted), pjrt.view(shard))
+    assert pjrt.is_ready(adopted)
+
+
+def test_deleted_arrays(devices: list[Any]) -> None:
+    array = halves(devices)
+    pjrt.wait([array])
+    pjrt.delete(array)
+    assert pjrt.is_ready(array)
+    assert pjrt.nbytes(array) == 0
+    pjrt.wait([array])
+    with pytest.raises(pjrt.PjrtError, match="deleted or donated") as failure:
+        pjrt.shards(array)
+    assert pjrt.status_of(failure.value) == Status(Code.INVALID_ARGUMENT, "Array has been deleted or donated.")
+
+
+def test_scalars_and_single_shardings(devices: list[Any]) -> None:
+    array = pjrt.put([np.array(7, F32)], pjrt.single(devices[1], None), devices[1:])
+    assert pjrt.view(pjrt.shards(array)[0]).shape == ()
+    assert pjrt.view(array) == 7
+
+
+# Programs
+
+
+class Program:
+    """A function as a client sends it, compiled for two devices."""
+
+    def __init__(self, client: Any, devices: list[Any], artifact: bytes, options: bytes) -> None:
+        self.artifact = artifact
+        self.devices = pjrt.device_list(devices)
+        self.options = pjrt.replace_debug_options(
+            pjrt.parse_compile_options(options), pjrt.parse_compile_options(options)
+        )
+        pjrt.set_assignment(self.options, [[device.id for device in devices]])
+        self.executable = pjrt.compile_program(client, artifact, self.devices, self.options)
+
+
+@pytest.fixture(scope="module")
+def program(client: Any, devices: list[Any], lower: Callable[..., Any], sharded: Callable[..., Any]) -> Program:
+    """``x + [0 1 2 3]``, and the sum of its own shape; the argument is given up."""
+
+    def function(x: Any, y: Any) -> Any:
+        return x + jnp.arange(4, dtype=F32), (y * 2).astype(jnp.bfloat16)
+
+    arguments = sharded((4,), F32, 2, "x"), sharded((3,), np.int32, 2)
+    return Program(client, devices, *lower(function, *arguments, devices=[0, 1], donate_argnums=0))
+
+
+def launch(executable: Any, devices: list[Any], argument: Any, launch_id: int) -> Any:
+    sharding = pjrt.replicated(devices, None)
+    handlers = [
+        pjrt.result_handler((2,), F32, sharding),
+        pjrt.result_handler((3,), pjrt.dtype_of(DType.BF16), sharding),
+    ]
+    ints = np.array([1, 2, 3], np.int32)
+    return pjrt.execute(executable, [argument, pjrt.put([ints, ints], sharding, devices)], handlers, launch_id)
+
+
+def test_a_program_runs(program: Program, devices: list[Any]) -> None:
+    argument = halves(devices)
+    (first, second), token = launch(program.executable, devices, argument, 1)
+    pjrt.wait_token(token)
+    assert values(first) == [[1, 3], [5, 7]]
+    assert values(second) == [[2, 4, 6], [2, 4, 6]]
+    assert second.dtype == pjrt.dtype_of(DType.BF16)
+    assert argument.is_deleted(), "its memory was to be taken over"
+    # What a program made is an argument of the next.
+    (again, _), token = launch(program.executable, devices, first, 2)
+    pjrt.wait_token(token)
+    assert values(again) == [[1, 4], [7, 10]]
+
+
+def test_a_program_as_bytes(client: Any, program: Program, devices: list[Any]) -> None:
+    loaded = pjrt.load_program(client, pjrt.serialize(program.executable), program.devices, program.options)
+    (first, _), token = launch(loaded, devices, halves(devices), 3)
+    pjrt.wait_token(token)
+    assert values(first) == [[1, 3], [5, 7]]
+    with pytest.raises(pjrt.PjrtError):
+        pjrt.load_program(client, b"not a program", program.devices, program.options)
+
+
+def test_what_a_program_says_of_itself(program: Program) -> None:
+    executable = program.executable
+    module = pjrt.optimized_module(executable)
+    assert module.name.startswith("jit_")
+    assert "ENTRY" in module.to_string()
+    assert pjrt.signature(pjrt.module_bytes(module)) == (
+        [((2,), DType.F32), ((3,), DType.S32)],
+        [((2,), DType.F32), ((3,), DType.BF16)],
+    )
+    assert pjrt.global_outputs(program.artifact) == [((4,), DType.F32), ((3,), DType.BF16)]
+    assert len(pjrt.sharding_protos(executable.get_parameter_shardings()) or ()) == 2
+    assert len(pjrt.sharding_protos(executable.get_output_shardings()) or ()) == 2
+    assert pjrt.sharding_protos(None) is None
+    assert pjrt.minor_to_major(executable.get_parameter_layouts()) == ((0,), (0,))
+    assert pjrt.minor_to_major(executable.get_output_layouts()) == ((0,), (0,))
+    assert pjrt.output_memory_kinds(executable, 2) == ("device", "device")
+    assert isinstance(pjrt.fingerprint(executable), bytes)
+    assert pjrt.memory_stats(executable)["argument_size_in_bytes"] == 2 * 4 + 3 * 4
+    assert pjrt.cost_analysis(executable)["flops"] > 0
+    assert executable.size_of_generated_code_in_bytes() >= 0
+
+
+def test_the_assignment_of_devices(program: Program, devices: list[Any]) -> None:
+    written = pjrt.serialized_assignment(program.options)
+    # DeviceAssignmentProto: 1 replica, 2 computations, each with the device of its replica.
+    ids = [device.id for device in devices]
+    assert written == bytes([8, 1, 16, 2, 26, 3, 10, 1, ids[0], 26, 3, 10, 1, ids[1]])
+    assert pjrt.serialized_assignment(pjrt.parse_compile_options(b"")) is None
+
+
+def test_programs_that_differ_in_locations_only(lower: Callable[..., Any], sharded: Callable[..., Any]) -> None:
+    argument = sharded((4,), F32, 2, "x")
+    one, _ = lower(lambda x: x * 2, argument, devices=[0, 1])
+    other, _ = lower(lambda x: x * 2, argument, devices=[0, 1])
+    third, _ = lower(lambda x: x * 3, argument, devices=[0, 1])
+    assert one != other
+    assert pjrt.without_locations(one) == pjrt.without_locations(other)
+    assert pjrt.without_locations(one) != pjrt.without_locations(third)
+    with pytest.raises(ValueError, match="not a StableHLO program"):
+        pjrt.without_locations(b"nothing")
+
+
+def test_every_type_of_programs_is_known(lower: Callable[..., Any], sharded: Callable[..., Any]) -> None:
+    for kind in (DType.PRED, DType.S8, DType.U4, DType.F8E5M2, DType.C64, DType.F64, DType.U64, DType.F4E2M1FN):
+        dtype = pjrt.dtype_of(kind)
+        artifact, _ = lower(lambda x: x[::-1], sharded((4,), dtype, 2, "x"), devices=[0, 1])
+        assert pjrt.global_outputs(artifact) == [((4,), kind)]
+
+
+def test_a_program_that_is_none(client: Any, program: Program) -> None:
+    with pytest.raises(pjrt.PjrtError):
+        pjrt.compile_program(client, b"nothing", program.devices, program.options)
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (pjrt.PjrtError("NOT_FOUND: no such thing"), Status(Code.NOT_FOUND, "no such thing")),
+        (
+            pjrt.PjrtError("INTERNAL: Error dispatching computation: RESOURCE_EXHAUSTED: full"),
+            Status(Code.RESOURCE_EXHAUSTED, "full"),
+        ),
+        (pjrt.PjrtError("something"), Status(Code.INTERNAL, "something")),
+        (KeyError("x"), Status(Code.UNKNOWN, "KeyError: 'x'")),
+    ],
+)
+def test_first_causes(failure: Exception, status: Status) -> None:
+    assert pjrt.status_of(failure) == status
+
+
+def test_memory_is_given_back(devices: list[Any]) -> None:
+    """Neither the array nor jaxlib keeps a buffer that was used in place."""
+    buffer = row(*range(64))
+    kept = weakref.ref(buffer)
+    array = pjrt.put([buffer], pjrt.replicated(devices[:1], None), devices[:1])
+    del buffer
+    assert kept() is not None
+    pjrt.wait([array])
+    pjrt.delete(array)
+    del array
+    gc.collect()
+    assert kept() is None
