@@ -19,14 +19,9 @@ from slurm_pathways.launch.preflight import (
     shares_memory,
 )
 from slurm_pathways.launch.run_folder import make_private, runs_root
+from slurm_pathways.supported import OLDEST_JAX, numbers, tested_jaxes, tested_pythons
 
 SCHEMA_VERSION = 1
-
-#: The oldest that works: earlier clients speak the IFRT proxy protocol in ways that were not looked at.
-OLDEST_JAX = (0, 10, 1)
-#: The versions that the test-suite has been run with.
-TESTED_JAX = ("0.10.2",)
-TESTED_PYTHON = ((3, 11),)
 
 #: Below this, the processes of a small run alone fill the memory.
 _COMFORTABLE_MEMORY_BYTES = 4 << 30
@@ -76,29 +71,32 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
 def check_python(version: Sequence[int]) -> Finding:
     """Python's version, as in ``sys.version_info``."""
     text = ".".join(map(str, version))
-    if tuple(version[:2]) in TESTED_PYTHON:
+    if ".".join(map(str, version[:2])) in tested_pythons():
         return Finding("python", Level.OK, f"{text} ({platform.machine()})")
-    tested = ", ".join(".".join(map(str, tested)) for tested in TESTED_PYTHON)
+    tested = ", ".join(tested_pythons())
     return Finding("python", Level.WARNING, f"{text}, not tested (tested: {tested})", "nothing, if it works for you")
 
 
 def check_jax(name: str, version: str | None) -> Finding:
     """The version of jax or jaxlib; None when it is not installed."""
-    oldest = ".".join(map(str, OLDEST_JAX))
     if version is None:
-        return Finding(name, Level.ERROR, "not installed", f"pip install 'jax>={oldest}'")
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
-    if numbers < OLDEST_JAX:
-        return Finding(name, Level.ERROR, f"{version} is too old", f"pip install --upgrade 'jax>={oldest}'")
-    if version not in TESTED_JAX:
-        tested = ", ".join(TESTED_JAX)
+        return Finding(name, Level.ERROR, "not installed", f"pip install 'jax>={OLDEST_JAX}'")
+    if numbers(version) < numbers(OLDEST_JAX):
+        return Finding(name, Level.ERROR, f"{version} is too old", f"pip install --upgrade 'jax>={OLDEST_JAX}'")
+    if version not in tested_jaxes():
+        tested = ", ".join(tested_jaxes())
         return Finding(
             name,
             Level.WARNING,
             f"{version}, not tested (tested: {tested})",
-            f"if it misbehaves: pip install jax=={TESTED_JAX[-1]}",
+            f"if it misbehaves: pip install {name}=={_nearest_tested(version)}",
         )
     return Finding(name, Level.OK, f"{version}, tested")
+
+
+def _nearest_tested(version: str) -> str:
+    """The newest tested one that is not newer: a newer one may not exist for this Python."""
+    return [tested for tested in tested_jaxes() if numbers(tested) <= numbers(version)][-1]
 
 
 def _named_shared_memory_bytes() -> int:

@@ -20,7 +20,9 @@ from slurm_pathways.doctor import (
     ("version", "level", "words"),
     [
         ("0.10.2", Level.OK, "0.10.2, tested"),
-        ("0.10.1", Level.WARNING, "not tested"),
+        ("0.10.1", Level.OK, "0.10.1, tested"),
+        ("0.12.0.1", Level.OK, "0.12.0.1, tested"),
+        ("0.12.0", Level.WARNING, "0.12.0, not tested (tested: 0.10.1, 0.10.2, 0.12.0.1)"),
         ("0.99.0.dev20270101+abc", Level.WARNING, "not tested"),
         ("0.10.0", Level.ERROR, "too old"),
         ("0.4.38", Level.ERROR, "too old"),
@@ -34,8 +36,16 @@ def test_jax(version: str | None, level: Level, words: str) -> None:
     assert bool(finding.remedy) == (level is not Level.OK)
 
 
+@pytest.mark.parametrize(
+    ("version", "instead"), [("0.11.1", "0.10.2"), ("0.12.0", "0.10.2"), ("0.12.1", "0.12.0.1"), ("0.13.0", "0.12.0.1")]
+)
+def test_a_jax_that_was_never_tested_names_one_that_was(version: str, instead: str) -> None:
+    assert check_jax("jax", version).remedy == f"if it misbehaves: pip install jax=={instead}"
+
+
 def test_python() -> None:
-    assert check_python((3, 11, 7)).level is Level.OK
+    for minor in (11, 12, 13):
+        assert check_python((3, minor, 7)).level is Level.OK
     assert check_python((3, 99, 0)).level is Level.WARNING
 
 
