@@ -6,7 +6,8 @@ from typing import NewType
 SessionId = NewType("SessionId", int)
 
 #: An array or executable in one session's handle space. The client counts up from 1; what the server mints starts at
-#: ``SERVER_HANDLES_START``. 0 is never a handle. Handles are never reused, so (session, handle) names an array for good.
+#: ``SERVER_HANDLES_START``. 0 is never a handle. Handles are never reused, so (session, handle) names an array for
+#: good.
 Handle = NewType("Handle", int)
 
 #: The place of an operation in its session, dense from 1 in the order the session core makes them.
@@ -22,8 +23,8 @@ Seq = NewType("Seq", int)
 #: What the client sees as ``device.id``: 0..N-1 without gaps.
 DeviceId = NewType("DeviceId", int)
 
-#: A virtual host: ``slice_index * hosts_per_slice + host_in_slice``. What operations are addressed to. Which worker stands
-#: behind it is the controller's knowledge and may change.
+#: A virtual host: ``slice_index * hosts_per_slice + host_in_slice``. What operations are addressed to. Which worker
+#: stands behind it is the controller's knowledge and may change.
 HostIndex = NewType("HostIndex", int)
 
 #: A worker process of the allocation (a supervisor and its executor), spare or not.

@@ -55,8 +55,8 @@ class MakeArrays(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     Attributes:
         results: the arrays.
-        buffers: per result and shard, the index of the buffer (see ``HostBuffer`` in wire.links) that holds its bytes, row-major
-            and dense. A buffer that several shards share crosses to each host once.
+        buffers: per result and shard, the index of the buffer (see ``HostBuffer`` in wire.links) that holds its
+            bytes, row-major and dense. A buffer that several shards share crosses to each host once.
     """
 
     op_id: OpId
@@ -67,8 +67,8 @@ class MakeArrays(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Alias(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Make arrays out of shards that are where they should be: no bytes move.
 
-    Serves DisassembleIntoSingleDeviceArrays, AssembleArrayFromSingleDeviceArrays, RemapArrays, FullyReplicatedShard, and copies
-    that may reuse their input.
+    Serves DisassembleIntoSingleDeviceArrays, AssembleArrayFromSingleDeviceArrays, RemapArrays, FullyReplicatedShard,
+    and copies that may reuse their input.
 
     Attributes:
         results: the arrays.
@@ -86,7 +86,8 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         source, source_device: the shard that is read.
         result_index, target_device: the shard that is written, of ``Transfer.results[result_index]``.
-        source_box, target_box: the range in the coordinates of either shard, of equal extent; None for all of the shard.
+        source_box, target_box: the range in the coordinates of either shard, of equal extent; None for all of the
+            shard.
     """
 
     source: Handle
@@ -100,8 +101,8 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 class Transfer(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Make arrays by copying ranges between devices, hosts and memories: CopyArrays, ReshardArrays.
 
-    A move between hosts is known to both ends as ``(session, op_id, index in moves)``. Elements of a result that no move
-    covers are padding and have no defined value.
+    A move between hosts is known to both ends as ``(session, op_id, index in moves)``. Elements of a result that no
+    move covers are padding and have no defined value.
     """
 
     op_id: OpId

@@ -1,8 +1,8 @@
 """How an array is laid over devices: IFRT's HloSharding and SingleDeviceSharding as values.
 
-A *box* is a half-open index range per dimension: ``((start, stop), ...)``, in elements. The boxes of a sharding say which
-part of the global array each device holds. XLA pads: every shard has the same shape, ``ceil(dim / tiles)`` per dimension,
-so the box of a shard at the edge may be smaller than its shape.
+A *box* is a half-open index range per dimension: ``((start, stop), ...)``, in elements. The boxes of a sharding say
+which part of the global array each device holds. XLA pads: every shard has the same shape, ``ceil(dim / tiles)`` per
+dimension, so the box of a shard at the edge may be smaller than its shape.
 """
 
 import enum
@@ -36,7 +36,8 @@ class TileAssignment(msgspec.Struct, frozen=True):
     Attributes:
         kind: see TileKind; only TILED uses the fields below.
         tile_dims: tiles per array dimension, then the sizes of ``num_subgroup_dims`` dimensions along which copies lie.
-        reshape_dims, transpose_perm: the iota form: ``arange(n).reshape(reshape_dims).transpose(perm).reshape(tile_dims)``.
+        reshape_dims, transpose_perm: the iota form:
+            ``arange(n).reshape(reshape_dims).transpose(perm).reshape(tile_dims)``.
         places: the explicit form, used when ``reshape_dims`` is empty: place per tile, row-major over ``tile_dims``.
         num_subgroup_dims: trailing dimensions of ``tile_dims`` that do not tile the array.
         maximal_place: see TileKind.MAXIMAL.

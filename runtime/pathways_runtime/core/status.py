@@ -43,7 +43,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatusError(Exception):
-    """A status on its way up a call stack, to be turned into an error response or a poison where an owner catches it."""
+    """A status on its way up a call stack; whoever owns the request turns it into an error response or a poison."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(str(status))

@@ -1,8 +1,8 @@
 """Session links: one connection per (session, executor), for what must not pass through the controller.
 
-The executor connects to the proxy's ``links_address`` when it is told ``OpenSession``. Every frame is a header, one of the
-values below, and a payload of raw bytes (empty unless said). Frames of one link are read in order; nothing orders them
-against the control streams, so either side keeps what comes early: a HostBuffer may precede its MakeArrays.
+The executor connects to the proxy's ``links_address`` when it is told ``OpenSession``. Every frame is a header, one of
+the values below, and a payload of raw bytes (empty unless said). Frames of one link are read in order; nothing orders
+them against the control streams, so either side keeps what comes early: a HostBuffer may precede its MakeArrays.
 """
 
 import msgspec
