@@ -39,7 +39,7 @@ class LoadedProgram:
         parameters: (shape, kind) of one device's shard, per parameter.
     """
 
-    __slots__ = ("devices", "executable", "handlers", "name", "parameters", "placements", "world")
+    __slots__ = ("__weakref__", "devices", "executable", "handlers", "name", "parameters", "placements", "world")
 
     def __init__(
         self, executable: pjrt.Executable, world: World, devices: Sequence[DeviceId], compiled: CompiledProgram
