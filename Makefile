@@ -1,6 +1,7 @@
 # make demo    set everything up and train on the digits across 2 slices x 2 hosts x 2 devices
 # make test    set everything up, then lint, type checks, layer checks and tests, against the built wheel
 # make lint    the first three of these
+# make test-matrix    tests that another jax or Python may break, on every version of slurm_pathways/supported.py
 # make bench   the benchmarks (quiet machine, minutes)
 # make clean   remove what these made
 #
@@ -19,7 +20,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
 SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
 
-.PHONY: help demo test lint bench clean wheel
+.PHONY: help demo test test-matrix lint bench clean wheel
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -61,6 +62,9 @@ lint: $(STAMPS)/installed-test-$(DEPENDENCIES)
 # The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
 test: lint
 	$(VENV)/bin/pytest --wheel $(VENV)/dist $(PYTEST_ARGS)
+
+test-matrix: $(STAMPS)/wheel
+	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
 
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)

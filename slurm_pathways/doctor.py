@@ -19,7 +19,7 @@ from slurm_pathways.launch.preflight import (
     shares_memory,
 )
 from slurm_pathways.launch.run_folder import make_private, runs_root
-from slurm_pathways.supported import OLDEST_JAX, numbers, tested_jaxes, tested_pythons
+from slurm_pathways.supported import OLDEST_JAX, TESTED_JAXES, TESTED_PYTHONS, numbers
 
 SCHEMA_VERSION = 1
 
@@ -71,9 +71,9 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
 def check_python(version: Sequence[int]) -> Finding:
     """Python's version, as in ``sys.version_info``."""
     text = ".".join(map(str, version))
-    if ".".join(map(str, version[:2])) in tested_pythons():
+    if ".".join(map(str, version[:2])) in TESTED_PYTHONS:
         return Finding("python", Level.OK, f"{text} ({platform.machine()})")
-    tested = ", ".join(tested_pythons())
+    tested = ", ".join(TESTED_PYTHONS)
     return Finding("python", Level.WARNING, f"{text}, not tested (tested: {tested})", "nothing, if it works for you")
 
 
@@ -83,8 +83,8 @@ def check_jax(name: str, version: str | None) -> Finding:
         return Finding(name, Level.ERROR, "not installed", f"pip install 'jax>={OLDEST_JAX}'")
     if numbers(version) < numbers(OLDEST_JAX):
         return Finding(name, Level.ERROR, f"{version} is too old", f"pip install --upgrade 'jax>={OLDEST_JAX}'")
-    if version not in tested_jaxes():
-        tested = ", ".join(tested_jaxes())
+    if version not in TESTED_JAXES:
+        tested = ", ".join(TESTED_JAXES)
         return Finding(
             name,
             Level.WARNING,
@@ -96,7 +96,7 @@ def check_jax(name: str, version: str | None) -> Finding:
 
 def _nearest_tested(version: str) -> str:
     """The newest tested one that is not newer: a newer one may not exist for this Python."""
-    return [tested for tested in tested_jaxes() if numbers(tested) <= numbers(version)][-1]
+    return [tested for tested in TESTED_JAXES if numbers(tested) <= numbers(version)][-1]
 
 
 def _named_shared_memory_bytes() -> int:

@@ -9,7 +9,7 @@ The standard library alone is imported: the table is also read where nothing is 
 from typing import NamedTuple
 
 
-class Tested(NamedTuple):
+class Combination(NamedTuple):
     """A Python and the jax (and jaxlib) that the tests have been run with on it. Versions as pip writes them."""
 
     python: str
@@ -18,11 +18,15 @@ class Tested(NamedTuple):
 
 #: Oldest first. The oldest and the newest jax for the oldest Python, and the newest jax for each later one.
 TESTED = (
-    Tested("3.11", "0.10.1"),
-    Tested("3.11", "0.10.2"),
-    Tested("3.12", "0.12.0.1"),
-    Tested("3.13", "0.12.0.1"),
+    Combination("3.11", "0.10.1"),
+    Combination("3.11", "0.10.2"),
+    Combination("3.12", "0.12.0.1"),
+    Combination("3.13", "0.12.0.1"),
 )
+
+#: Each once, oldest first.
+TESTED_PYTHONS = tuple(dict.fromkeys(row.python for row in TESTED))
+TESTED_JAXES = tuple(dict.fromkeys(row.jax for row in TESTED))
 
 #: Earlier Pythons lack what is used here.
 OLDEST_PYTHON = TESTED[0].python
@@ -38,13 +42,3 @@ def numbers(version: str) -> tuple[int, ...]:
             break
         found.append(int(part))
     return tuple(found)
-
-
-def tested_pythons() -> tuple[str, ...]:
-    """Each once, oldest first."""
-    return tuple(dict.fromkeys(row.python for row in TESTED))
-
-
-def tested_jaxes() -> tuple[str, ...]:
-    """Each once, oldest first."""
-    return tuple(dict.fromkeys(row.jax for row in TESTED))
