@@ -263,12 +263,19 @@ def is_ready(array: Array) -> bool:
 
 
 def wait(arrays: Sequence[Array]) -> None:
-    """Block until all are computed.
+    """Block until all are computed. One that is donated, before or meanwhile, is nobody's concern any more.
 
     Raises:
         PjrtError: the first failure.
     """
-    _jax.batched_block_until_ready([array for array in arrays if not array.is_deleted()])
+    while True:
+        kept = [array for array in arrays if not array.is_deleted()]
+        try:
+            _jax.batched_block_until_ready(kept)
+            return
+        except PjrtError:
+            if not any(array.is_deleted() for array in kept):
+                raise
 
 
 def nbytes(array: Array) -> int:
