@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +84,36 @@ def fetch(run_dir: Path | None, environ: Mapping[str, str]) -> Report:
         ) from failure
 
 
+_WORKER_COLUMNS = (
+    "host",
+    "name",
+    "slice_index",
+    "state",
+    "supervisor_pid",
+    "executor_pid",
+    "arrays",
+    "bytes",
+    "failure",
+)
+_SESSION_COLUMNS = ("id", "client_name", "client_pid", "age_s", "arrays", "bytes", "open_requests", "is_held_back")
+
+
 def as_json(report: Report) -> str:
     """The report, to be read by programs."""
     return json.dumps(report, indent=2)
 
 
 def as_text(report: Report) -> str:
-    """The report, to be read by people; sections that a report lacks are left out."""
+    """The report, to be read by people: what fits a line; ``as_json`` has the rest. Sections it lacks are left out."""
     parts = [f"run {report['run_dir']}"]
     workers = report.get("workers", [])
     if workers:
-        parts.append(_table("workers", workers, ("host", "slice_index", "state", "supervisor_pid", "executor_pid")))
+        parts.append(_table("workers", workers, _WORKER_COLUMNS))
     devices = report.get("devices", [])
     if devices:
         parts.append(_table("devices", devices, ("id", "slice_index", "host", "state")))
     sessions = report.get("sessions", [])
-    parts.append(_table("sessions", sessions, ("id", "arrays", "bytes")) if sessions else "no session is open")
+    parts.append(_table("sessions", sessions, _SESSION_COLUMNS) if sessions else "no session is open")
     moved = report.get("bytes_moved", {})
     if moved:
         parts.append("bytes moved\n" + "\n".join(f"  {name:<14} {number}" for name, number in moved.items()))
@@ -114,9 +128,8 @@ def _fields(entry: object) -> str:
     return str(entry)
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]], first: Iterable[str]) -> str:
-    """Rows with their columns in the order ``first``, then whatever else they have."""
-    columns = list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
+def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    columns = [column for column in columns if any(column in row for row in rows)]
     cells = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
     lines = [
@@ -126,4 +139,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], first: Iterable[str]) 
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
     return "-" if value is None else str(value)
