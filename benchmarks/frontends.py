@@ -42,6 +42,9 @@ class _Echo:
     def disconnected(self) -> None:
         pass
 
+    def allocate(self, num_bytes: int) -> None:
+        return None
+
     def write(self, message: Any) -> None:
         pass
 

@@ -63,6 +63,9 @@ class ScriptedUpload:
         self.metadata = metadata
         self.content = []
 
+    def allocate(self, num_bytes):
+        return None
+
     def write(self, message):
         if message == b"bad":
             raise error(Code.DATA_LOSS, "a bad chunk")

@@ -9,10 +9,11 @@ from typing import Any
 from pathways_runtime.core.ids import Handle, SessionId
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.proxy.controller_link import ControllerLink
-from pathways_runtime.proxy.frontend import Buffer, Connection
-from pathways_runtime.proxy.host_buffer_messages import chunk_of, lookup_messages
+from pathways_runtime.proxy.frontend import Connection, Message
+from pathways_runtime.proxy.host_buffer_messages import lookup_messages
 from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_server import SessionServer
+from pathways_runtime.proxy.upload import HostBufferUpload
 from pathways_runtime.proxy.versions import Versions, negotiate
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.ifrt import schema
@@ -81,14 +82,14 @@ class ProxyBackend:
         self._controller.send(messages.Attach(client, pid if isinstance(pid, int) else 0, self._links_address))
         return session
 
-    def open_upload(self, metadata: bytes | None) -> "HostBufferUpload":
+    def open_upload(self, metadata: bytes | None) -> HostBufferUpload:
         """See ``frontend.Backend``."""
         if metadata is None:
             raise error(Code.INVALID_ARGUMENT, "HostBufferStore came without its metadata")
         proto = _parsed(schema.HostBufferStoreMetadata, metadata, "HostBufferStore's metadata")
         return HostBufferUpload(self._session(proto.session_id), Handle(proto.handle), proto.buffer_size)
 
-    def lookup_host_buffer(self, request: bytes) -> Iterator[bytes]:
+    def lookup_host_buffer(self, request: bytes) -> Iterator[Message]:
         """See ``frontend.Backend``."""
         proto = _parsed(schema.HostBufferLookupRequest, request, "HostBufferLookup")
         return lookup_messages(self._session(proto.session_id).host_buffers.get(Handle(proto.handle)))
@@ -166,46 +167,6 @@ class ProxyBackend:
         if session is None:
             raise error(Code.NOT_FOUND, f"there is no session {session_id}")
         return session
-
-
-class HostBufferUpload:
-    """See ``frontend.Upload``: a host buffer that is put together in its place."""
-
-    def __init__(self, session: SessionServer, handle: Handle, num_bytes: int) -> None:
-        self._session = session
-        self._handle = handle
-        if num_bytes < 0:
-            raise error(Code.INVALID_ARGUMENT, f"host buffer {handle} is announced with {num_bytes} bytes")
-        try:
-            self._content = bytearray(num_bytes)
-        except (MemoryError, OverflowError) as failure:
-            raise error(
-                Code.RESOURCE_EXHAUSTED, f"the proxy has no room for host buffer {handle} of {num_bytes} bytes"
-            ) from failure
-        self._filled = 0
-
-    def write(self, message: Buffer) -> None:
-        """See ``frontend.Upload``."""
-        chunk = chunk_of(message)
-        end = self._filled + len(chunk)
-        if end > len(self._content):
-            raise self._mismatch(f"at least {end}")
-        self._content[self._filled : end] = chunk
-        self._filled = end
-
-    def finish(self) -> bytes:
-        """See ``frontend.Upload``."""
-        if self._filled != len(self._content):
-            raise self._mismatch(str(self._filled))
-        if self._session.is_over:
-            raise error(Code.CANCELLED, f"the session of host buffer {self._handle} is over")
-        self._session.store_host_buffer(self._handle, self._content)
-        return b""
-
-    def _mismatch(self, arrived: str) -> Exception:
-        return error(
-            Code.DATA_LOSS, f"host buffer {self._handle}: {len(self._content)} bytes were announced and {arrived} came"
-        )
 
 
 def _parsed(message_class: Any, content: bytes, what: str) -> Any:

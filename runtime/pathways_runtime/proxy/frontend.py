@@ -26,6 +26,8 @@ SESSION_METADATA_KEY = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 HOST_BUFFER_METADATA_KEY = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 
 Buffer = bytes | bytearray | memoryview
+#: A message for the client, whole or as the parts that it consists of.
+Message = Buffer | tuple[Buffer, ...]
 
 
 class Connection(Protocol):
@@ -56,6 +58,12 @@ class Session(Protocol):
 
 class Upload(Protocol):
     """One host buffer on its way in."""
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """Memory for the next message, of so many bytes, where the front end can choose; ``write`` gets it filled.
+
+        All messages before it have been written. None: it does not matter.
+        """
 
     def write(self, message: Buffer) -> None:
         """One GrpcHostBufferStoreRequest.
@@ -99,7 +107,7 @@ class Backend(Protocol):
             StatusError: the metadata are missing or wrong, or there is no such session.
         """
 
-    def lookup_host_buffer(self, request: bytes) -> Iterator[bytes]:
+    def lookup_host_buffer(self, request: bytes) -> Iterator[Message]:
         """The messages of a host buffer, at least one; made one by one, so write each before asking for the next.
 
         Raises:

@@ -111,7 +111,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             await _abort(context, failure.status)
             raise
         for message in messages:
-            await context.write(message)
+            await context.write(b"".join(message) if isinstance(message, tuple) else bytes(message))
 
     async def _host_buffer_delete(self, request: bytes, context: Any) -> bytes:
         try:

@@ -179,6 +179,7 @@ class _Store:
     def __init__(self, call: Call, upload: Upload) -> None:
         self._call = call
         self._upload = upload
+        call.receive_into(upload.allocate)
 
     def messages_received(self, messages: list[Buffer]) -> None:
         try:

@@ -37,12 +37,22 @@ def chunk_of(message: Buffer) -> Buffer:
     return content
 
 
-def lookup_messages(content: Buffer) -> Iterator[bytes]:
-    """The GrpcHostBufferLookupResponse messages of a buffer; one empty one if it is empty."""
-    if not len(content):
-        yield b""
-        return
-    with memoryview(content) as view:
-        for start in range(0, len(view), CHUNK_BYTES):
-            chunk = view[start : start + CHUNK_BYTES]
-            yield b"".join((_TAG_DATA, varint(len(chunk)), chunk))
+def header_bytes(message_bytes: int) -> int:
+    """How much of a GrpcHostBufferStoreRequest of so many bytes comes before ``data``, if that is its only field."""
+    for num_bytes in range(2, 12):
+        if len(varint(message_bytes - num_bytes)) == num_bytes - 1:
+            return num_bytes
+    return message_bytes
+
+
+def lookup_messages(content: Buffer) -> Iterator[tuple[Buffer, Buffer]]:
+    """The GrpcHostBufferLookupResponse messages of a buffer, in parts of which the second is not copied.
+
+    One empty message if the buffer is empty.
+    """
+    view = memoryview(content)
+    if not len(view):
+        yield b"", b""
+    for start in range(0, len(view), CHUNK_BYTES):
+        chunk = view[start : start + CHUNK_BYTES]
+        yield _TAG_DATA + varint(len(chunk)), chunk

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.proxy.host_buffers import new_memory
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
@@ -123,7 +124,7 @@ class _Link:
 
     def __init__(self, server: LinkServer) -> None:
         self._server = server
-        self.channel: LinkChannel = AsyncChannel(server._codec, self._on_frames, self._on_closed)
+        self.channel: LinkChannel = AsyncChannel(server._codec, self._on_frames, self._on_closed, new_memory)
         self.hello: LinkHello | None = None
         #: What came before the session was known.
         self.early: list[tuple[ArraysReady | Fetched, bytearray]] = []

@@ -10,7 +10,7 @@ Flow control, sending: answers wait per stream for both windows, and streams tak
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pathways_runtime.transport.frames import Buffer
@@ -35,7 +35,7 @@ from pathways_runtime.transport.http2.grpc_messages import (
 )
 from pathways_runtime.transport.http2.receiving import EndedStreams, HeaderBlocks, ReceiveWindows
 from pathways_runtime.transport.http2.sender import Sender
-from pathways_runtime.transport.http2.streams import Stream
+from pathways_runtime.transport.http2.streams import Message, Stream
 
 # A frame's header and, where it is DATA at a message's start, the message's prefix.
 _HEADER_AND_PREFIX = struct.Struct(">IBIBI")
@@ -163,6 +163,17 @@ class ServerConnection:
         self._events = []
         return events
 
+    def receive_into(self, stream_id: int, allocate: Callable[[int], memoryview | None]) -> None:
+        """Ask where long messages of this stream shall lie.
+
+        Args:
+            allocate: called with the length of a message of which not all is there yet, when its consumer has been
+                given all messages before it. Gives the memory, which comes back as the message; or None.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.reader.allocate = allocate
+
     def pause(self, stream_id: int) -> None:
         """Give out no more events of this stream (but StreamCancelled), and hold its client back."""
         stream = self._streams.get(stream_id)
@@ -185,7 +196,7 @@ class ServerConnection:
 
     # Sending.
 
-    def send_messages(self, stream_id: int, messages: Iterable[Buffer], metadata: Metadata = ()) -> None:
+    def send_messages(self, stream_id: int, messages: Iterable[Message], metadata: Metadata = ()) -> None:
         """Answer with these, in order. They must not change until they are sent.
 
         ``metadata`` goes in front of the first message of the call; later it is ignored.
@@ -429,7 +440,7 @@ class ServerConnection:
             return
         messages: list[Buffer] = []
         try:
-            stream.reader.feed(piece, messages)
+            stream.reader.feed(piece, messages, is_up_to_date=stream.batch is None and not stream.held)
         except CallFault as fault:
             self._give_out(stream, messages)
             self._spoil(stream, fault)

@@ -9,6 +9,7 @@ import binascii
 import enum
 import re
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pathways_runtime.transport.frames import Buffer
@@ -78,15 +79,26 @@ class MessageReader:
         max_message_bytes: a longer message ends the call with RESOURCE_EXHAUSTED.
     """
 
-    __slots__ = ("_filled", "_length", "_max_message_bytes", "_message", "_prefix", "is_at_boundary", "is_discarding")
+    __slots__ = (
+        "_filled",
+        "_length",
+        "_max_message_bytes",
+        "_message",
+        "_prefix",
+        "allocate",
+        "is_at_boundary",
+        "is_discarding",
+    )
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
         self._prefix = b""
         # The message being received, where it is not complete; may be shorter than _length for now.
-        self._message: bytearray | None = None
+        self._message: bytearray | memoryview | None = None
         self._filled = 0
         self._length = 0
+        #: Where the consumer wants a message of so many bytes; None: no matter.
+        self.allocate: Callable[[int], memoryview | None] | None = None
         #: The next byte is a message's first, and wanted.
         self.is_at_boundary = True
         #: Nothing that comes is wanted any more.
@@ -98,8 +110,11 @@ class MessageReader:
         self.is_at_boundary = False
         self._message = None
 
-    def feed(self, view: memoryview, messages: list[Buffer]) -> None:
+    def feed(self, view: memoryview, messages: list[Buffer], is_up_to_date: bool = False) -> None:
         """Take bytes; completed messages are appended to ``messages``. Nothing keeps ``view``.
+
+        Args:
+            is_up_to_date: the consumer has all messages before these, so ``allocate`` may be asked about the next.
 
         Raises:
             CallFault: a message is compressed or too long. Nothing is wanted after it.
@@ -135,7 +150,10 @@ class MessageReader:
                     messages.append(bytes(view[at : at + length]))
                     at += length
                     continue
-                self._message = bytearray(min(length, _FIRST_ALLOCATION_BYTES))
+                if self.allocate is not None and is_up_to_date and not messages:
+                    self._message = self.allocate(length)
+                if self._message is None:
+                    self._message = bytearray(min(length, _FIRST_ALLOCATION_BYTES))
                 self._filled, self._length = 0, length
                 self.is_at_boundary = False
             vacant = self.vacant()

@@ -24,6 +24,7 @@ from pathways_runtime.transport.http2.events import (
     StreamCancelled,
 )
 from pathways_runtime.transport.http2.grpc_messages import GrpcCode, Metadata
+from pathways_runtime.transport.http2.streams import Message
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +65,16 @@ class Call:
         #: None once the call is over: handlers know their calls, and what they hold must not wait for the collector.
         self.handler: CallHandler | None = None
 
-    def send(self, messages: Iterable[Buffer], metadata: Metadata = ()) -> None:
+    def receive_into(self, allocate: Callable[[int], memoryview | None]) -> None:
+        """Have long messages received into memory of the service's; see ``ServerConnection.receive_into``."""
+        self._protocol.connection.receive_into(self.stream_id, allocate)
+
+    def send(self, messages: Iterable[Message], metadata: Metadata = ()) -> None:
         """Answer with messages, in order; they must not change later. ``metadata`` goes only with the first."""
         self._protocol.connection.send_messages(self.stream_id, messages, metadata)
         self._protocol.schedule_flush()
 
-    def send_all(self, messages: Iterator[Buffer]) -> None:
+    def send_all(self, messages: Iterator[Message]) -> None:
         """Answer with messages that are asked for one by one as the client takes them; then finish with OK.
 
         An exception from the iterator ends the call with status INTERNAL. It is dropped when the call is over.
@@ -120,7 +125,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.connection = ServerConnection(limits)
         self.calls: dict[int, Call] = {}
-        self.producers: dict[int, tuple[Call, Iterator[Buffer]]] = {}
+        self.producers: dict[int, tuple[Call, Iterator[Message]]] = {}
         self.peer = "unknown"
         self._is_write_paused = False
         self._is_flush_due = False

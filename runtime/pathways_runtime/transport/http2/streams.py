@@ -6,6 +6,9 @@ from pathways_runtime.transport.frames import Buffer
 from pathways_runtime.transport.http2.events import AnyEvent
 from pathways_runtime.transport.http2.grpc_messages import MESSAGE_PREFIX, MessageReader
 
+#: A message, or the parts that it consists of.
+Message = Buffer | tuple[Buffer, ...]
+
 
 class SendQueue:
     """Bytes of one stream's answer that wait for windows, cut into DATA frames when they may go."""
@@ -16,12 +19,17 @@ class SendQueue:
         self.parts: deque[Buffer] = deque()
         self.num_bytes = 0
 
-    def append(self, message: Buffer) -> None:
+    def append(self, message: Message) -> None:
         """Queue one message. It must not change until it is sent."""
-        length = message.nbytes if isinstance(message, memoryview) else len(message)
-        self.parts.append(MESSAGE_PREFIX.pack(0, length))
-        if length:
-            self.parts.append(message)
+        if type(message) is tuple:
+            length = sum(map(len, message))
+            self.parts.append(MESSAGE_PREFIX.pack(0, length))
+            self.parts.extend(part for part in message if len(part))
+        else:
+            length = message.nbytes if isinstance(message, memoryview) else len(message)
+            self.parts.append(MESSAGE_PREFIX.pack(0, length))
+            if length:
+                self.parts.append(message)  # type: ignore[arg-type]
         self.num_bytes += length + 5
 
     def take(self, num_bytes: int, out: list[Buffer]) -> None:
