@@ -13,9 +13,6 @@ PROJECT = HERE.parent.parent
 
 #: What chooses a backend; a test says itself what it wants.
 _CHOOSING = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
-#: XLA's thread pool in the reference. With as few threads as this machine may have cores, programs over several devices
-#: that are in flight together can wait for one another for ever, in plain JAX too.
-_NUM_REFERENCE_THREADS = 32
 
 
 def plain_environment(num_devices: int = 8) -> dict[str, str]:
@@ -24,7 +21,10 @@ def plain_environment(num_devices: int = 8) -> dict[str, str]:
     return environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
-        "NPROC": str(_NUM_REFERENCE_THREADS),
+        # In flight together on a small machine, programs over several devices can wait in plain JAX for one another for
+        # ever: each keeps threads that the others need of the one pool, whose size this is.
+        "NPROC": "64",
+        "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",
     }
 
 
