@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import peers
+from benchmarks import peers, simulation
 from benchmarks.measure import Row, ordered_rows, table
 from benchmarks.workloads import TOPICS
 
@@ -16,8 +16,9 @@ assert TOPICS, "importing the topics registers their rows"
 @click.argument("names", nargs=-1, metavar="[ROWS]...")
 @click.option("--list", "only_list", is_flag=True, help="List the names of rows.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the table to this file, too.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the simulated clusters' curve into this SVG file.")
 @click.option("--peers/--no-peers", "with_peers", default=True, help="Measure Ray, Monarch and Dask where installed.")
-def main(names: tuple[str, ...], only_list: bool, output: Path | None, with_peers: bool) -> None:
+def main(names: tuple[str, ...], only_list: bool, output: Path | None, plot: Path | None, with_peers: bool) -> None:
     """Measure ROWS (default: all), each side by side with what a user would run instead, and print a table."""
     by_name = ordered_rows()
     if only_list:
@@ -37,6 +38,10 @@ def main(names: tuple[str, ...], only_list: bool, output: Path | None, with_peer
     text = table(measured)
     if with_peers and not names:
         text += "\n\n" + peers.table()
+    if "simulated_dispatch" in (names or by_name):
+        text += "\n\n" + simulation.table(simulation.costs())
+        if plot is not None:
+            simulation.plot(simulation.costs(), plot)
     if failed:
         text += "\n\nNot measured:\n\n" + "\n".join(f"* {line}" for line in failed)
     click.echo(text)

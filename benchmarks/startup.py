@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.measure import (
     Figure,
@@ -16,7 +17,7 @@ from benchmarks.measure import (
     workload,
 )
 
-_LOOK = "import jax; assert len(jax.devices()) == {num_devices}"
+_LOOK = "import jax; print(len(jax.devices()))"
 
 
 @workload
@@ -24,14 +25,19 @@ def look_at_devices(command: list[str], num_devices: int, repeats: int = 3) -> F
     """How long a command takes that starts Python, imports JAX and looks at its devices; seconds."""
     import subprocess
 
-    argv = [*command, sys.executable, "-c", _LOOK.format(num_devices=num_devices)]
-    return {"seconds": median_of(repeats, lambda: seconds(lambda: subprocess.run(argv, check=True)))}
+    argv = [*command, sys.executable, "-c", _LOOK]
+
+    def look() -> None:
+        seen = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+        assert seen == f"{num_devices}\n", f"saw {seen}"
+
+    return {"seconds": median_of(repeats, lambda: seconds(look))}
 
 
 @rows(10)
 def start_of_four_hosts() -> Iterator[Row]:
     """The end of the run, when everything is taken down, is in it."""
-    command = [sys.executable, "-m", "slurm_pathways.cli.main", "run", "--local", "-q", "--slices", "1"]
+    command = [str(Path(sys.executable).parent / "slurm-pathways"), "run", "--local", "-q", "--slices", "1"]
     command += ["--hosts-per-slice", "4", "--devices-per-host", "1", "--"]
     ours = run_workload("look_at_devices", clean_environment(), command=command, num_devices=4)
     plain = run_workload("look_at_devices", plain_environment(4), command=[], num_devices=4)

@@ -1,0 +1,96 @@
+"""What a dispatch over all hosts costs proxy and controller, from 8 to 2,048 simulated hosts: rows, a table, a plot."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Figure, Row, rows
+from pathways_runtime.testing.dispatch_cost import DispatchCost, measure_dispatch_cost
+
+NUM_HOSTS = (8, 32, 128, 512, 2048)
+#: At most this many times the cost at the fewest hosts.
+MOST_GROWTH = 4.0
+
+
+@functools.cache
+def costs() -> tuple[DispatchCost, ...]:
+    """One measurement per number of hosts; the best of three, as other processes only ever add to it."""
+    return tuple(
+        min((measure_dispatch_cost(hosts) for _ in range(3)), key=lambda cost: cost.total_us) for hosts in NUM_HOSTS
+    )
+
+
+@rows(11)
+def simulated_dispatch() -> Iterator[Row]:
+    """What grows with hosts is one message per host and turn; what is thought about an operation does not."""
+    measured = costs()
+    fewest, most = measured[0], measured[-1]
+    yield Row(
+        f"simulated: CPU of proxy and controller per dispatch over {most.num_hosts:,} hosts, without messages per host",
+        "us",
+        most.thinking_us,
+        at_least=MOST_GROWTH * fewest.thinking_us,
+        aim=1.2 * fewest.thinking_us,
+        smaller_is_better=True,
+        compared=(Figure(f"{fewest.num_hosts} hosts", fewest.thinking_us),),
+    )
+    yield Row(
+        f"simulated: the same with one message to and from each of {most.num_hosts:,} hosts per "
+        f"{most.launches_per_turn} launches",
+        "us",
+        most.total_us,
+        at_least=MOST_GROWTH * fewest.total_us,
+        smaller_is_better=True,
+        compared=(Figure(f"{fewest.num_hosts} hosts", fewest.total_us),),
+        remarks="the Pathways paper needs 35,000 us at 512 hosts to hide its dispatch",
+    )
+
+
+def table(measured: Sequence[DispatchCost]) -> str:
+    """Microseconds per dispatch, part by part."""
+    parts = ("session", "submit", "order", "stream", "hand_over", "acknowledge", "thinking", "total")
+    lines = [f"| hosts | {' | '.join(part.replace('_', ' ') for part in parts)} |", "|---" * (len(parts) + 1) + "|"]
+    for cost in measured:
+        cells = " | ".join(f"{getattr(cost, f'{part}_us'):.1f}" for part in parts)
+        lines.append(f"| {cost.num_hosts:,} | {cells} |")
+    return "\n".join(lines)
+
+
+def plot(measured: Sequence[DispatchCost], path: Path) -> None:
+    """Draw both curves over hosts, both axes logarithmic, as an SVG file."""
+    width, height, left, bottom = 640, 360, 70, 50
+    largest = max(cost.total_us for cost in measured)
+    decades = range(math.ceil(math.log10(largest)) + 1)
+
+    def x(hosts: float) -> float:
+        low, high = math.log2(measured[0].num_hosts), math.log2(measured[-1].num_hosts)
+        return left + (math.log2(hosts) - low) / (high - low) * (width - left - 20)
+
+    def y(cost_us: float) -> float:
+        return height - bottom - math.log10(max(cost_us, 1)) / decades[-1] * (height - bottom - 20)
+
+    marks = [
+        f'<line x1="{left}" x2="{width - 20}" y1="{y(10**d):.1f}" y2="{y(10**d):.1f}" stroke="#ddd"/>'
+        f'<text x="{left - 8}" y="{y(10**d) + 4:.1f}" text-anchor="end">{10**d:,} us</text>'
+        for d in decades
+    ]
+    marks += [
+        f'<text x="{x(cost.num_hosts):.1f}" y="{height - bottom + 20}" text-anchor="middle">{cost.num_hosts:,}</text>'
+        for cost in measured
+    ]
+    for name, color, values in (
+        ("all, with one message per host and turn", "#c33", [cost.total_us for cost in measured]),
+        ("per operation", "#36c", [cost.thinking_us for cost in measured]),
+    ):
+        points = [(x(cost.num_hosts), y(value)) for cost, value in zip(measured, values, strict=True)]
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        marks.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        marks.append(f'<text x="{points[0][0] + 8:.1f}" y="{points[0][1] - 8:.1f}" fill="{color}">{name}</text>')
+    marks.append(f'<text x="{(left + width) / 2}" y="{height - 8}" text-anchor="middle">hosts</text>')
+    style = 'font-family="sans-serif" font-size="12"'
+    body = "\n".join(marks)
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+    )
