@@ -61,7 +61,7 @@ lint: $(STAMPS)/installed-test-$(DEPENDENCIES)
 
 # The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
 test: lint
-	$(VENV)/bin/pytest --wheel $(VENV)/dist $(PYTEST_ARGS)
+	$(VENV)/bin/pytest --wheel=$(VENV)/dist $(PYTEST_ARGS)
 
 test-matrix: $(STAMPS)/wheel
 	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
