@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import slurm_pathways
+from slurm_pathways.cli.sandbox import sandbox
 from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, resolve
 
 # What only one command needs is imported in that command: each millisecond here is one of every start.
@@ -23,6 +24,9 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 @click.version_option(slurm_pathways.__version__, message="slurm-pathways %(version)s")
 def main() -> None:
     """One ordinary Python program drives every accelerator of an allocation."""
+
+
+main.add_command(sandbox)
 
 
 def _setting_options(command: Callable[..., None]) -> Callable[..., None]:
