@@ -15,7 +15,7 @@ import jax
 import msgspec
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import _jax, xla_client
 from jaxlib.mlir.dialects import stablehlo
 
@@ -395,7 +395,8 @@ class Compiled:
 
 def make_sharded(shape: Sequence[int], dtype: Any, num_devices: int, *spec: str | None) -> jax.ShapeDtypeStruct:
     """An abstract argument over a mesh of one axis ``x``."""
-    mesh = AbstractMesh((num_devices,), ("x",))
+    # Said, as the default is another from jax 0.12 on: the compiler finds out how results are sharded.
+    mesh = AbstractMesh((num_devices,), ("x",), axis_types=(AxisType.Auto,))
     with jax.enable_x64(True):
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 

@@ -1,6 +1,7 @@
 """Compiled programs on disk."""
 
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,13 +92,12 @@ def _write(folder: Path, number: int) -> None:
 
 
 def test_concurrent_writers_leave_a_whole_entry(cache: CompileCache, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(tmp_path / "new" / "cache", number)) for number in range(2)]
+    # This file itself as a program: tests are no package that another process could import.
+    writers = [
+        subprocess.Popen([sys.executable, __file__, tmp_path / "new" / "cache", str(number)]) for number in range(2)
+    ]
     for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
+        assert writer.wait(60) == 0
     assert cache.load("k") in (program(b"\0" * 100_000), program(b"\1" * 100_000))
     assert entry(tmp_path).name == "k.program"
 
@@ -105,3 +105,7 @@ def test_concurrent_writers_leave_a_whole_entry(cache: CompileCache, tmp_path: P
 def test_keys_tell_parts_apart() -> None:
     assert cache_key(b"ab", "c") == cache_key("ab", b"c")
     assert len({cache_key("ab", "c"), cache_key("a", "bc"), cache_key("abc"), cache_key("abc", "")}) == 4
+
+
+if __name__ == "__main__":
+    _write(Path(sys.argv[1]), int(sys.argv[2]))
