@@ -42,6 +42,12 @@ class _Echo:
     def disconnected(self) -> None:
         pass
 
+    def begin(self, flow: Any) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
     def allocate(self, num_bytes: int) -> None:
         return None
 

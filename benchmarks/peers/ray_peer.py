@@ -29,9 +29,15 @@ class Worker:
         self._x = self._jax.block_until_ready(self._step(self._x))
         return 0.0
 
-    def make(self) -> Any:
-        """256 MiB."""
-        return self._jax.numpy.ones(NUM_BYTES // 4)
+    def make(self) -> None:
+        """256 MiB on this worker's device."""
+        self._array = self._jax.block_until_ready(self._jax.numpy.ones(NUM_BYTES // 4))
+
+    def give(self) -> Any:
+        """The array's values, which Ray puts into memory that all workers share."""
+        import numpy as np
+
+        return np.asarray(self._array)
 
     def take(self, array: Any) -> float:
         """Put it on this worker's device."""
@@ -44,6 +50,7 @@ def main() -> None:
     workers: list[Any] = [Worker.remote() for _ in range(4)]
     ray.get([worker.step.remote() for worker in workers])
     one = workers[0]
+    ray.get(one.make.remote())
 
     def chain() -> None:
         ray.get([one.step.remote() for _ in range(NUM_CALLS)])
@@ -52,7 +59,7 @@ def main() -> None:
         ray.get([worker.step.remote() for _ in range(NUM_ROUNDS) for worker in workers])
 
     def move() -> None:
-        assert ray.get(workers[1].take.remote(one.make.remote())) == 1
+        assert ray.get(workers[1].take.remote(one.give.remote())) == 1
 
     figures = {
         "calls_per_s": NUM_CALLS / median_of(5, lambda: seconds(chain)),
