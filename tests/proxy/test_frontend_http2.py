@@ -63,6 +63,12 @@ class ScriptedUpload:
         self.metadata = metadata
         self.content = []
 
+    def begin(self, flow):
+        pass
+
+    def cancel(self):
+        pass
+
     def allocate(self, num_bytes):
         return None
 

@@ -10,7 +10,7 @@ from pathways_runtime.core.ids import Handle
 from pathways_runtime.core.sharding import Box, box_shape
 from pathways_runtime.core.status import StatusError
 from pathways_runtime.proxy import host_buffers
-from pathways_runtime.proxy.host_buffer_messages import CHUNK_BYTES, chunk_of, lookup_messages
+from pathways_runtime.proxy.host_buffer_messages import CHUNK_BYTES, chunk_of, header_bytes, lookup_messages
 from pathways_runtime.wire.ifrt import schema
 
 DTYPES = {
@@ -125,9 +125,16 @@ def test_what_is_no_chunk(message: bytes) -> None:
         chunk_of(message)
 
 
+@given(st.integers(1, 1 << 24))
+def test_what_comes_before_a_chunk(num_bytes: int) -> None:
+    message = schema.HostBufferStoreRequest(data=bytes(num_bytes)).SerializeToString()
+    assert header_bytes(len(message)) == len(message) - num_bytes
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 def test_lookup_messages(num_bytes: int) -> None:
     content = np.arange(num_bytes, dtype=np.uint8).tobytes()
-    chunks = [schema.HostBufferLookupResponse.FromString(message).data for message in lookup_messages(content)]
+    messages = [b"".join(parts) for parts in lookup_messages(content)]
+    chunks = [schema.HostBufferLookupResponse.FromString(message).data for message in messages]
     assert b"".join(chunks) == content
     assert len(chunks) == max(1, -(-num_bytes // CHUNK_BYTES))

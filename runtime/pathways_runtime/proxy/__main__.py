@@ -10,6 +10,7 @@ from typing import Any
 
 from pathways_runtime.proxy.frontend_grpc import GrpcFrontend
 from pathways_runtime.proxy.frontend_http2 import Http2Frontend
+from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES
 from pathways_runtime.proxy.shell import Ending, FrontendFactory, Proxy, ProxyAddresses
 from pathways_runtime.transport.addresses import AddressError
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
@@ -28,6 +29,13 @@ def main() -> int:
     parser.add_argument("--frontend", choices=sorted(FRONTENDS), default="http2")
     parser.add_argument(
         "--connect-timeout-s", type=float, default=30.0, metavar="S", help="how long the controller may take to listen"
+    )
+    parser.add_argument(
+        "--host-buffers-mib",
+        type=int,
+        default=DEFAULT_BUDGET_BYTES >> 20,
+        metavar="MIB",
+        help="how much memory host buffers may take before clients that run ahead are held back",
     )
     parser.add_argument("--events-fd", type=int, metavar="N", help="JSON lines about this process go here")
     parser.add_argument("--lifeline-fd", type=int, metavar="N", help="end of file here: the launcher is gone")
@@ -50,6 +58,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         FRONTENDS[arguments.frontend],
         EventWriter(arguments.events_fd),
         arguments.connect_timeout_s,
+        arguments.host_buffers_mib << 20,
     )
     loop = asyncio.get_running_loop()
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: proxy.end(Ending("the launcher is gone", is_failure=False)))

@@ -110,6 +110,7 @@ class ProxyBackend:
                 messages.Dispatched()
                 | messages.ProgramCompiled()
                 | messages.OperationFailed()
+                | messages.ReadyOnHosts()
                 | messages.SessionEnded()
             ):
                 # A session that is over meanwhile has nobody to tell.

@@ -7,8 +7,8 @@ one event loop. ``frontend_grpc`` is the reference.
     GetVersion             answer = backend.get_version(request)
     IfrtSession            session = backend.open_session(connection, metadata); session.request(message) for each
                            message; session.disconnected() once, however the stream ends
-    HostBufferStore        upload = backend.open_upload(metadata); upload.write(message) for each message;
-                           answer = upload.finish()
+    HostBufferStore        upload = backend.open_upload(metadata); upload.begin(flow); upload.write(message) for each
+                           message; answer = upload.finish(), or upload.cancel()
     HostBufferLookup       messages of backend.lookup_host_buffer(request), each written to the stream
     HostBufferDelete       answer = backend.delete_host_buffer(request)
     HostBufferReadFromDisk UNIMPLEMENTED
@@ -30,7 +30,17 @@ Buffer = bytes | bytearray | memoryview
 Message = Buffer | tuple[Buffer, ...]
 
 
-class Connection(Protocol):
+class Flow(Protocol):
+    """A stream from the client that can be held back."""
+
+    def pause_reading(self) -> None:
+        """Take no more from the client. Messages already read may still be delivered."""
+
+    def resume_reading(self) -> None:
+        """Undo ``pause_reading``."""
+
+
+class Connection(Flow, Protocol):
     """One IFRT session's stream, towards the client."""
 
     def send(self, response: bytes) -> None:
@@ -38,12 +48,6 @@ class Connection(Protocol):
 
     def close(self, status: Status | None) -> None:
         """Send what is queued, then end the stream: in good order, or with a failure."""
-
-    def pause_reading(self) -> None:
-        """Take no more from the client. Messages already read may still be delivered."""
-
-    def resume_reading(self) -> None:
-        """Undo ``pause_reading``."""
 
 
 class Session(Protocol):
@@ -58,6 +62,12 @@ class Session(Protocol):
 
 class Upload(Protocol):
     """One host buffer on its way in."""
+
+    def begin(self, flow: Flow) -> None:
+        """``flow``: by which the client can be held back."""
+
+    def cancel(self) -> None:
+        """Not all will come; ``finish`` is not called."""
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """Memory for the next message, of so many bytes, where the front end can choose; ``write`` gets it filled.

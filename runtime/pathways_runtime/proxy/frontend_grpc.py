@@ -97,12 +97,21 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _host_buffer_store(self, _messages: Any, context: Any) -> bytes:
         try:
             upload = self._backend.open_upload(_metadata(context, HOST_BUFFER_METADATA_KEY))
+        except StatusError as failure:
+            await _abort(context, failure.status)
+            raise
+        flow = _GrpcFlow()
+        upload.begin(flow)
+        try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 upload.write(message)
+                await flow.may_read.wait()
             return upload.finish()
         except StatusError as failure:
             await _abort(context, failure.status)
             raise
+        finally:
+            upload.cancel()
 
     async def _host_buffer_lookup(self, request: bytes, context: Any) -> None:
         try:
@@ -119,6 +128,20 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         except StatusError as failure:
             await _abort(context, failure.status)
             raise
+
+
+class _GrpcFlow:
+    """One upload's stream; see ``frontend.Flow``."""
+
+    def __init__(self) -> None:
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    def pause_reading(self) -> None:
+        self.may_read.clear()
+
+    def resume_reading(self) -> None:
+        self.may_read.set()
 
 
 class _GrpcConnection:

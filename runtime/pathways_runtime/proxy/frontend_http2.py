@@ -172,20 +172,38 @@ class _Http2Connection:
 
 
 class _Store:
-    """HostBufferStore."""
+    """HostBufferStore; see also ``frontend.Flow``."""
 
-    __slots__ = ("_call", "_upload")
+    __slots__ = ("_call", "_is_paused", "_loop", "_upload")
 
     def __init__(self, call: Call, upload: Upload) -> None:
         self._call = call
+        self._loop = asyncio.get_running_loop()
         self._upload = upload
+        self._is_paused = False
         call.receive_into(upload.allocate)
+        upload.begin(self)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._call.pause()
+
+    def resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            # Not from within: who resumes several streams must not find one of them ended.
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_paused:
+            self._call.resume()
 
     def messages_received(self, messages: list[Buffer]) -> None:
         try:
             for message in messages:
                 self._upload.write(message)
         except StatusError as failure:
+            self._upload.cancel()
             _fail(self._call, failure.status)
 
     def request_ended(self) -> None:
@@ -198,7 +216,7 @@ class _Store:
             self._call.finish()
 
     def cancelled(self, reason: str) -> None:
-        pass
+        self._upload.cancel()
 
 
 class _OneRequest:

@@ -57,17 +57,6 @@ class HostBufferStore:
         return True
 
 
-def new_memory(num_bytes: int) -> memoryview:
-    """Memory for host buffers, of no particular contents; numpy asks for huge pages where it is large.
-
-    With small pages, touching fresh memory takes several times as long as filling it.
-
-    Raises:
-        MemoryError, ValueError: it is too much.
-    """
-    return np.empty(num_bytes, np.uint8).data
-
-
 # Copying needs an element type of the right size; which one makes no difference to the bytes.
 _CARRIERS: dict[int, Any] = {
     1: np.dtype("u1"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pathways_runtime.core.ids import HostIndex, SessionId
-from pathways_runtime.proxy.host_buffers import new_memory
+from pathways_runtime.proxy.host_memory import HostMemory
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
@@ -23,10 +23,14 @@ class LinkServer:
 
     A link may come up before its session is known here, and what is sent may come before its link is up: both are kept.
     What was meant for an executor that is gone is dropped with it (``forget_host``).
+
+    Args:
+        memory: what comes lies in it.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, memory: HostMemory) -> None:
         self._address = address
+        self.memory = memory
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)
         self._server: asyncio.AbstractServer | None = None
         self._receivers: dict[SessionId, Receiver] = {}
@@ -73,6 +77,10 @@ class LinkServer:
             self._waiting.setdefault((session, host), []).append((header, payload))
         else:
             link.channel.send(header, payload)
+
+    def unsent_bytes(self, session: SessionId) -> int:
+        """What the session's links that are up have not taken yet."""
+        return sum(link.channel.unsent_bytes() for key, link in self._links.items() if key[0] == session)
 
     def forget_host(self, host: HostIndex) -> None:
         """The executor behind a host is gone, and what was meant for it too.
@@ -124,7 +132,7 @@ class _Link:
 
     def __init__(self, server: LinkServer) -> None:
         self._server = server
-        self.channel: LinkChannel = AsyncChannel(server._codec, self._on_frames, self._on_closed, new_memory)
+        self.channel: LinkChannel = AsyncChannel(server._codec, self._on_frames, self._on_closed, server.memory.take)
         self.hello: LinkHello | None = None
         #: What came before the session was known.
         self.early: list[tuple[ArraysReady | Fetched, bytearray]] = []

@@ -25,6 +25,7 @@ from pathways_runtime.proxy.frontend import Buffer, Connection
 from pathways_runtime.proxy.host_buffers import HostBufferStore
 from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_report import MAX_REPORTED_REQUESTS, OpenRequest, SessionReport, session_report
+from pathways_runtime.proxy.upload_gate import UploadGate
 from pathways_runtime.wire import links, messages
 from pathways_runtime.wire.ifrt import schema
 from pathways_runtime.wire.ifrt.programs import compiled_program
@@ -96,6 +97,9 @@ class SessionServer:
         self.session_id: SessionId | None = None
         self.is_over = False
         self.host_buffers = HostBufferStore()
+        self.memory = session_links.memory
+        #: The client's streams that bring host buffers.
+        self.uploads = UploadGate(self.memory, self._frees_memory, self._missing_buffers)
         self._began_s = _now_s()
 
         self._attached: messages.Attached | None = None
@@ -207,6 +211,8 @@ class SessionServer:
                 self._program_compiled(message)
             case messages.OperationFailed(op_id=op_id, handles=handles, failure=failure):
                 self._feed(events.OperationFailed(op_id, handles, failure))
+            case messages.ReadyOnHosts(wait_id=wait_id, hosts=hosts):
+                self._feed(events.ReadyOnHosts(wait_id, hosts))
             case messages.HostChanged(state=state):
                 self._feed(events.HostChanged(state.host, state.worker is not None, state.name, state.failure))
             case messages.SessionEnded(failure=failure):
@@ -245,6 +251,7 @@ class SessionServer:
                 "is_held_back": self._is_held_back,
                 "host_buffers": len(self.host_buffers),
                 "host_buffer_bytes": self.host_buffers.num_bytes,
+                "are_uploads_held_back": self.uploads.is_choosing,
             },
         )
 
@@ -273,6 +280,11 @@ class SessionServer:
         if self._is_paused and not self._is_held_back and len(self._queue) <= _MAX_QUEUED // 2:
             self._is_paused = False
             self._connection.resume_reading()
+
+    def _frees_memory(self) -> bool:
+        return not self.is_over and (
+            self._is_held_back or (self.session_id is not None and self._links.unsent_bytes(self.session_id) > 0)
+        )
 
     def _pause_reading(self) -> None:
         if not self._is_paused:

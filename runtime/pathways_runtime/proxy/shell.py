@@ -9,6 +9,7 @@ from pathways_runtime.core.status import Code, Status
 from pathways_runtime.proxy.backend import ProxyBackend
 from pathways_runtime.proxy.controller_link import ControllerLink
 from pathways_runtime.proxy.frontend import Backend, Frontend
+from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES, HostMemory
 from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_server import SessionServer
 from pathways_runtime.transport.lifeline import EventWriter
@@ -51,6 +52,7 @@ class Proxy:
         make_frontend: which front end listens, e.g. ``GrpcFrontend``.
         events: told ``listening`` (address), ``session`` (id, client, state) and ``ended`` (reason).
         connect_timeout_s: how long the controller may take to listen.
+        host_buffers_bytes: how much memory host buffers may take before clients that run ahead are held back.
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class Proxy:
         make_frontend: FrontendFactory,
         events: EventWriter,
         connect_timeout_s: float = 30.0,
+        host_buffers_bytes: int = DEFAULT_BUDGET_BYTES,
     ) -> None:
         self._where = where
         self._events = events
         self._connect_timeout_s = connect_timeout_s
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._links = LinkServer(where.links)
+        self._links = LinkServer(where.links, HostMemory(host_buffers_bytes))
         # The link to the controller and the backend know each other: the former's messages go to the latter.
         self._controller = ControllerLink(lambda message: self._backend.control_message(message), self._controller_lost)
         self._backend = ProxyBackend(self._controller, self._links, where.links, self._session_changed)

@@ -147,6 +147,29 @@ def test_what_a_large_message_needs_no_copy_for_is_received_in_place(wire):
     assert events == [MessagesReceived(1, [bytearray(content)]), RequestEnded(1)]
 
 
+def test_a_message_lies_where_its_consumer_wants_it_once_that_has_all_before_it(wire):
+    peer = wire.peer()
+    peer.open(1)
+    places = []
+
+    def allocate(num_bytes):
+        places.append(memoryview(bytearray(num_bytes)))
+        return places[-1]
+
+    peer.connection.receive_into(1, allocate)
+    contents = [b"a" * 100_000, b"b" * 10, b"c" * 100_000, b"d" * 200_000]
+    first, *rest = (wire.message(content) for content in contents)
+    # "c" begins in the piece in which "b" ends, so its consumer may not have that yet.
+    events = peer.feed(wire.data(1, first)) + peer.feed(wire.data(1, b"".join(rest[:2])))
+    events += peer.feed(wire.data(1, rest[2]))
+    received = [message for event in events for message in event.messages]
+    assert [bytes(message) for message in received] == contents
+    assert [any(message is place for place in places) for message in received] == [True, False, False, True]
+    peer.connection.pause(1)
+    assert peer.feed(wire.data(1, first)) + peer.feed(wire.data(1, first)) == []
+    assert len(places) == 3, "what is held back has not been given to the consumer"
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 7, 4096, 70_000, 1 << 30])
 def test_large_frames_with_several_messages_and_padding(wire, piece_bytes):
     peer = wire.peer()
