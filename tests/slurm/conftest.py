@@ -1,0 +1,82 @@
+"""A real Slurm for the tests: one cluster per session, which every test gets whole and idle."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_pathways.sandbox.cluster import Sandbox
+from slurm_pathways.sandbox.configuration import PARTITION
+
+NUM_NODES = 8
+UP_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 30.0
+
+SandboxCommand = Callable[..., subprocess.CompletedProcess[str]]
+Slurm = Callable[..., str]
+
+
+def _sandbox_command(*arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("slurm-pathways"), "sandbox", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+@pytest.fixture(scope="session")
+def sandbox_command() -> SandboxCommand:
+    """Runs ``slurm-pathways sandbox`` with these arguments, as a user does."""
+    return _sandbox_command
+
+
+@pytest.fixture(scope="session")
+def session_sandbox_root() -> Iterator[Path]:
+    """A short folder that other users can enter; pytest's own are neither."""
+    root = Path(tempfile.mkdtemp(prefix="sandbox-", dir="/tmp"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def sandbox(session_sandbox_root: Path) -> Iterator[Sandbox]:
+    """The session's cluster: ``NUM_NODES`` nodes with networks of their own.
+
+    Tests that leave jobs or broken nodes behind use ``mended_sandbox``.
+    """
+    up = _sandbox_command(
+        *("up", "--netns", "--nodes", str(NUM_NODES), "--dir", str(session_sandbox_root)), timeout_s=UP_TIMEOUT_S
+    )
+    assert up.returncode == 0, up.stderr
+    there = Sandbox(session_sandbox_root)
+    yield there
+    there.down()
+
+
+@pytest.fixture
+def mended_sandbox(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """The session's cluster; after the test its jobs are cancelled, and its nodes mended until all are idle."""
+    yield sandbox
+    sandbox.heal()
+    sandbox.run(["scancel", f"--partition={PARTITION}"], COMMAND_TIMEOUT_S)
+    for index, node in enumerate(sandbox.status().nodes):
+        if not node.is_running or (node.slurm_state or "").startswith(("down", "drain")):
+            sandbox.return_node(index)
+    sandbox.await_idle()
+
+
+@pytest.fixture
+def slurm(sandbox: Sandbox) -> Slurm:
+    """Runs a command in the session's cluster that has to succeed; what it prints."""
+
+    def run(*argv: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        done = sandbox.run(argv, timeout_s)
+        assert done.returncode == 0, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
