@@ -11,6 +11,7 @@ import uvloop
 
 from pathways_runtime.controller.server import Controller
 from pathways_runtime.core.controller.core import ControllerCore
+from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
@@ -25,11 +26,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices-per-host", type=int, required=True)
     parser.add_argument("--platform", default="cpu", help="PJRT platform of the executors")
     parser.add_argument("--spares", type=int, default=0, help="workers beyond those that the slices need")
+    parser.add_argument(
+        "--relay-fanout", type=int, default=RELAY_FANOUT, help="executors of more hosts than this are behind relays"
+    )
     parser.add_argument("--heartbeat-timeout-s", type=float, default=30.0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
     arguments = parser.parse_args(argv)
-    for name in ("num_slices", "hosts_per_slice", "devices_per_host"):
+    for name in ("num_slices", "hosts_per_slice", "devices_per_host", "relay_fanout"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if arguments.spares < 0 or arguments.heartbeat_timeout_s <= 0:
@@ -42,7 +46,12 @@ async def serve(arguments: argparse.Namespace) -> int:
     topology = Topology(arguments.num_slices, arguments.hosts_per_slice, arguments.devices_per_host, arguments.platform)
     sock = addresses.listen(arguments.listen)
     sock.setblocking(False)
-    core = ControllerCore(topology, arguments.spares, int(arguments.heartbeat_timeout_s * 1e9))
+    core = ControllerCore(
+        topology,
+        arguments.spares,
+        int(arguments.heartbeat_timeout_s * 1e9),
+        relay_fanout=arguments.relay_fanout,
+    )
     controller = Controller(core, topology, sock, EventWriter(arguments.events_fd))
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: controller.request_end("the launcher is gone"))
     loop = asyncio.get_running_loop()

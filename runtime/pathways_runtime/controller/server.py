@@ -11,14 +11,16 @@ from typing import Any, cast
 
 from pathways_runtime.controller.coordinators import Coordinators
 from pathways_runtime.controller.gathering import Asked, Gathering
-from pathways_runtime.controller.streams import OperationStreams
+from pathways_runtime.controller.relayed import PeerChannel, RelayConnection, RelayedChannel, encode_header
+from pathways_runtime.controller.streams import OperationStreams, Place
+from pathways_runtime.core import bitmaps
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import Event, PeerId
 from pathways_runtime.core.ids import HostIndex, SessionId, WorldId
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
+from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.transport.lifeline import EventWriter
 from pathways_runtime.wire import messages as msg
 from pathways_runtime.wire.messages import PROTOCOL_VERSION, AnyMessage
@@ -38,16 +40,22 @@ _SHUTDOWN_GRACE_S = 3.0
 
 
 class _Peer:
-    """One connection. ``role`` is empty until Hello."""
+    """One connection. ``role`` is empty until Hello.
 
-    __slots__ = ("channel", "label", "peer", "pid", "role")
+    Attributes:
+        relay: set when it is a supervisor that is a relay; ``children`` are then those who have connected to it.
+    """
+
+    __slots__ = ("channel", "children", "label", "peer", "pid", "relay", "role")
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
         self.role = ""
         self.pid = 0
         self.label = f"connection {peer}"
-        self.channel: AsyncChannel[AnyMessage] = cast(AsyncChannel[AnyMessage], None)
+        self.channel: PeerChannel = cast(PeerChannel, None)
+        self.relay: RelayConnection | None = None
+        self.children: dict[int, _Peer] = {}
 
 
 class Controller:
@@ -75,9 +83,11 @@ class Controller:
         self._peers: dict[PeerId, _Peer] = {}
         self._last_peer = 0
         self._coordinators = Coordinators(self._coordination_started, self._coordination_failed)
-        self._streams = OperationStreams(self._send_batch)
+        self._streams = OperationStreams(self._send_batch, self._send_batch_through, self._place_of)
         #: The connection of the executor behind each virtual host.
         self._executors: list[_Peer | None] = [None] * topology.num_hosts
+        #: Connections that executors are reached through, each once; None: to be found anew.
+        self._ways: list[PeerChannel | RelayConnection] | None = None
         self._dispatched: dict[SessionId, tuple[PeerId, int]] = {}
         self._is_flush_due = False
         self._is_holding_proxies = False
@@ -98,6 +108,10 @@ class Controller:
             ("supervisor", msg.RegisterWorker): self._read_register_worker,
             ("supervisor", msg.ExecutorExited): self._read_executor_exited,
             ("supervisor", msg.Heartbeat): self._read_heartbeat,
+            ("supervisor", msg.RelayListening): self._read_relay_listening,
+            ("supervisor", msg.ChildrenAcknowledge): self._read_children_acknowledge,
+            ("supervisor", msg.ChildClosed): self._read_child_closed,
+            ("supervisor", msg.RelayBacklog): self._read_relay_backlog,
             ("executor", msg.RegisterExecutor): self._read_register_executor,
             ("executor", msg.Acknowledge): self._read_acknowledge,
             ("executor", msg.WorldFormed): self._read_world_formed,
@@ -114,6 +128,8 @@ class Controller:
             ins.ReportFailed: self._perform_report_failed,
             ins.StartExecutor: self._perform_start_executor,
             ins.StopExecutor: self._perform_stop_executor,
+            ins.StartRelay: self._perform_start_relay,
+            ins.ReportReady: self._perform_report_ready,
             ins.Refuse: self._perform_refuse,
             ins.BindExecutors: self._perform_bind_executors,
             ins.ChangeHost: self._perform_change_host,
@@ -160,7 +176,8 @@ class Controller:
         self._is_ending = True
         for _, gathering in self._gatherings.values():
             gathering.cancel()
-        for peer in self._peers.values():
+        # Relays last, because they close when they are told.
+        for peer in sorted(self._peers.values(), key=lambda peer: peer.relay is not None):
             peer.channel.send(msg.Shutdown(reason))
         if self._peers:
             try:
@@ -205,11 +222,12 @@ class Controller:
     def _accept(self) -> AsyncChannel[AnyMessage]:
         self._last_peer += 1
         peer = _Peer(PeerId(self._last_peer))
-        peer.channel = AsyncChannel(
+        channel = AsyncChannel(
             self._codec, functools.partial(self._received, peer), functools.partial(self._closed, peer)
         )
+        peer.channel = channel
         self._peers[peer.peer] = peer
-        return peer.channel
+        return channel
 
     def _received(self, peer: _Peer, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:
         for frame in frames:
@@ -217,29 +235,66 @@ class Controller:
                 # Refused: what it sent behind is of no interest.
                 return
             message = frame.message
-            reader = self._readers.get((peer.role, type(message)))
-            if reader is not None:
-                reader(peer, message)
-            elif type(message) is msg.Hello and not peer.role:
-                self._read_hello(peer, message)
+            if type(message) is msg.FromChild and peer.relay is not None:
+                self._received_from_child(peer, message.child, frame.payload)
             else:
-                role = peer.role or "peer that has not said hello"
-                self._refuse(peer, f"a {role} must not send {type(message).__name__}")
+                self._read(peer, message)
+
+    def _read(self, peer: _Peer, message: AnyMessage) -> None:
+        reader = self._readers.get((peer.role, type(message)))
+        if reader is not None:
+            reader(peer, message)
+        elif type(message) is msg.Hello and not peer.role:
+            self._read_hello(peer, message)
+        else:
+            role = peer.role or "peer that has not said hello"
+            self._refuse(peer, f"a {role} must not send {type(message).__name__}")
+
+    def _received_from_child(self, relay: _Peer, number: int, header: Buffer) -> None:
+        child = relay.children.get(number)
+        if child is None:
+            assert relay.relay is not None
+            self._last_peer += 1
+            child = relay.children[number] = _Peer(PeerId(self._last_peer))
+            child.channel = RelayedChannel(relay.relay, number)
+            self._peers[child.peer] = child
+        elif child.peer not in self._peers:
+            return
+        try:
+            # A copy, as messages may keep views of their header.
+            message = self._codec.decode(bytes(header))
+        except FrameError as failure:
+            self._refuse(child, str(failure))
+            return
+        if type(message) is msg.Hello and message.role != "executor":
+            self._refuse(child, f"a relay has no place for a {message.role}")
+        else:
+            self._read(child, message)
 
     def _closed(self, peer: _Peer, channel: AsyncChannel[AnyMessage], failure: Exception | None) -> None:
+        # The core knows who is lost with a relay.
+        for child in peer.children.values():
+            self._drop(child)
+        self._gone(peer, str(failure) if failure is not None else "closed")
+
+    def _drop(self, peer: _Peer) -> bool:
+        """Forget a connection; whether it was known."""
         was_known = self._peers.pop(peer.peer, None) is not None
         self._take_off_streams(peer)
         for asker, gathering in list(self._gatherings.values()):
             gathering.drop(peer.peer)
             if asker == peer.peer:
                 gathering.cancel()
+        return was_known
+
+    def _gone(self, peer: _Peer, reason: str) -> None:
+        was_known = self._drop(peer)
         if self._is_ending:
             if not self._peers:
                 self._everyone_gone.set()
         elif was_known or peer.role:
             if peer.role not in ("", "status"):
-                logger.info("%s is gone: %s", peer.label, failure or "closed")
-            reason = str(failure) if failure is not None else "closed"
+                logger.info("%s is gone: %s", peer.label, reason)
             self._handle(ev.PeerClosed(peer.peer, reason, time.monotonic_ns()))
 
     def _refuse(self, peer: _Peer, reason: str) -> None:
@@ -253,6 +308,7 @@ class Controller:
     def _take_off_streams(self, peer: _Peer) -> None:
         if peer.role == "executor" and peer in self._executors:
             self._executors[self._executors.index(peer)] = None
+            self._ways = None
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         """Send to a peer if it is there. To executors: behind the operations that went before."""
@@ -262,6 +318,37 @@ class Controller:
         if self._streams and receiver.role == "executor":
             self._streams.flush()
         receiver.channel.send(message)
+
+    def _send_to_all(self, peers: Sequence[PeerId], message: AnyMessage) -> None:
+        """Send the same to several executors: encoded once, and once per relay."""
+        if self._streams:
+            self._streams.flush()
+        header = encode_header(message)
+        masks: dict[PeerId, tuple[RelayConnection, int]] = {}
+        for peer in peers:
+            receiver = self._peers.get(peer)
+            if receiver is None:
+                continue
+            channel = receiver.channel
+            if isinstance(channel, RelayedChannel):
+                connection = channel.connection
+                mask = masks[connection.relay][1] if connection.relay in masks else 0
+                masks[connection.relay] = (connection, mask | 1 << channel.child)
+            else:
+                channel.send_header(header)
+        for connection, mask in masks.values():
+            connection.send_to(bitmaps.to_bytes(mask), header)
+
+    def _place_of(self, host: HostIndex) -> Place | None:
+        executor = self._executors[host]
+        if executor is None or not isinstance(executor.channel, RelayedChannel):
+            return None
+        return executor.channel.connection.relay, executor.channel.child
+
+    def _send_batch_through(self, relay: PeerId, bitmap: bytes, batch: bytes) -> None:
+        peer = self._peers.get(relay)
+        if peer is not None and peer.relay is not None:
+            peer.relay.send_to(bitmap, batch)
 
     def _send_batch(self, host: HostIndex, batch: bytes) -> None:
         executor = self._executors[host]
@@ -281,7 +368,15 @@ class Controller:
             self._loop.call_later(_UNSENT_CHECK_S, self._release_proxies)
 
     def _most_unsent_bytes(self) -> int:
-        return max((peer.channel.unsent_bytes() for peer in self._executors if peer is not None), default=0)
+        if self._ways is None:
+            ways: dict[int, PeerChannel | RelayConnection] = {}
+            for executor in self._executors:
+                if executor is not None:
+                    channel = executor.channel
+                    way = channel.connection if isinstance(channel, RelayedChannel) else channel
+                    ways[id(way)] = way
+            self._ways = list(ways.values())
+        return max((way.unsent_bytes() for way in self._ways), default=0)
 
     def _hold_proxies(self, is_held: bool) -> None:
         for peer in self._peers.values():
@@ -359,11 +454,29 @@ class Controller:
             ev.ExecutorExited(message.worker, message.epoch, message.returncode, message.log_tail, time.monotonic_ns())
         )
 
+    def _read_relay_listening(self, peer: _Peer, message: msg.RelayListening) -> None:
+        # A supervisor's connection is its own: only executors are behind relays.
+        peer.relay = RelayConnection(peer.peer, cast(AsyncChannel[AnyMessage], peer.channel))
+        self._handle(ev.RelayListening(peer.peer, message.address))
+
+    def _read_children_acknowledge(self, peer: _Peer, message: msg.ChildrenAcknowledge) -> None:
+        self._handle(ev.ChildrenAcknowledged(peer.peer, message.completed, message.transfers_started, message.ready))
+
+    def _read_child_closed(self, peer: _Peer, message: msg.ChildClosed) -> None:
+        child = peer.children.pop(message.child, None)
+        if child is not None:
+            self._gone(child, message.reason)
+
+    def _read_relay_backlog(self, peer: _Peer, message: msg.RelayBacklog) -> None:
+        if peer.relay is not None:
+            peer.relay.backlog_bytes = message.unsent_bytes
+
     def _read_heartbeat(self, peer: _Peer, message: msg.Heartbeat) -> None:
         self._handle(ev.HeartbeatReceived(peer.peer, time.monotonic_ns()))
 
     def _read_register_executor(self, peer: _Peer, message: msg.RegisterExecutor) -> None:
         peer.label = f"executor of worker {message.worker}"
+        channel = peer.channel
         self._handle(
             ev.ExecutorRegistered(
                 peer.peer,
@@ -377,6 +490,8 @@ class Controller:
                 message.device_kind,
                 message.num_devices,
                 time.monotonic_ns(),
+                channel.connection.relay if isinstance(channel, RelayedChannel) else None,
+                channel.child if isinstance(channel, RelayedChannel) else 0,
             )
         )
 
@@ -452,7 +567,13 @@ class Controller:
         self._send(instruction.peer, failed)
 
     def _perform_start_executor(self, instruction: ins.StartExecutor) -> None:
-        self._send(instruction.peer, msg.StartExecutor(instruction.epoch))
+        self._send(instruction.peer, msg.StartExecutor(instruction.epoch, instruction.relay_address))
+
+    def _perform_start_relay(self, instruction: ins.StartRelay) -> None:
+        self._send(instruction.peer, msg.StartRelay())
+
+    def _perform_report_ready(self, instruction: ins.ReportReady) -> None:
+        self._send(instruction.peer, msg.ReadyOnHosts(instruction.session, instruction.wait_id, instruction.hosts))
 
     def _perform_stop_executor(self, instruction: ins.StopExecutor) -> None:
         self._send(instruction.peer, msg.StopExecutor(instruction.epoch))
@@ -467,11 +588,13 @@ class Controller:
             msg.PeerAddress(bound.host, bound.name, bound.data_address, bound.host_key)
             for bound in instruction.executors
         )
+        self._streams.forget_routes()
         for bound in instruction.executors:
             peer = self._peers.get(bound.peer)
             if peer is not None:
                 peer.label = f"executor of host {bound.host} ({bound.name})"
                 self._executors[bound.host] = peer
+                self._ways = None
                 self._send(bound.peer, msg.Bind(bound.host, self._topology, addresses))
 
     def _perform_change_host(self, instruction: ins.ChangeHost) -> None:
@@ -503,8 +626,7 @@ class Controller:
             instruction.devices,
             instruction.wants_metadata,
         )
-        for peer in instruction.peers:
-            self._send(peer, message)
+        self._send_to_all(instruction.peers, message)
 
     def _perform_report_compiled(self, instruction: ins.ReportCompiled) -> None:
         self._send(
@@ -527,13 +649,11 @@ class Controller:
         )
 
     def _perform_open_session(self, instruction: ins.OpenSession) -> None:
-        for peer in instruction.peers:
-            self._send(peer, msg.OpenSession(instruction.session, instruction.links_address))
+        self._send_to_all(instruction.peers, msg.OpenSession(instruction.session, instruction.links_address))
 
     def _perform_close_session(self, instruction: ins.CloseSession) -> None:
         self._dispatched.pop(instruction.session, None)
-        for peer in instruction.peers:
-            self._send(peer, msg.CloseSession(instruction.session))
+        self._send_to_all(instruction.peers, msg.CloseSession(instruction.session))
 
     def _perform_end_session(self, instruction: ins.EndSession) -> None:
         self._send(instruction.peer, msg.SessionEnded(instruction.session, instruction.failure))

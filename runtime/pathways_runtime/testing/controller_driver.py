@@ -1,8 +1,10 @@
 """Drives a ControllerCore by hand: feeds events, keeps instructions, checks invariants after each."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pathways_runtime.core.bitmaps import bitmap_of
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
@@ -36,7 +38,7 @@ class Operation:
 class Driver:
     """Peers are numbered: the supervisor of worker w is 10000 + w, its executor 1000 + w, proxies go from 1.
 
-    Without ``checks``, invariants are left out, for large clusters.
+    Relays listen as soon as they are told to. Without ``checks``, invariants are left out, for large clusters.
     """
 
     def __init__(self, topology: Topology, num_spares: int = 0, *, checks: bool = True, **options: int) -> None:
@@ -46,6 +48,8 @@ class Driver:
         self.core = ControllerCore(topology, num_spares, **options)
         self.now_ns = 5 * SECOND_NS
         self.out: list[ins.Instruction] = []
+        #: Per worker whose executor is behind a relay: the relay, and its number there.
+        self.places: dict[int, tuple[PeerId, int]] = {}
         self.streams: dict[HostIndex, list[tuple[int, object]]] = {HostIndex(h): [] for h in range(topology.num_hosts)}
         self.send(ev.Started(self.now_ns, WALL_CLOCK_S))
 
@@ -65,13 +69,26 @@ class Driver:
 
     def register_worker(self, worker: int, devices: int | None = None) -> list[ins.Instruction]:
         devices = self.topology.devices_per_host if devices is None else devices
-        return self.send(
-            ev.WorkerRegistered(
-                PeerId(10000 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns
-            )
+        registered = ev.WorkerRegistered(
+            PeerId(10000 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns
         )
+        return self.start_relays(self.send(registered))
+
+    def start_relays(self, out: list[ins.Instruction]) -> list[ins.Instruction]:
+        """Supervisors that are told to be relays are; executors that are started have their place behind them."""
+        followed: list[ins.Instruction] = []
+        for instruction in out:
+            if isinstance(instruction, ins.StartRelay):
+                followed += self.send(ev.RelayListening(instruction.peer, f"unix:/relay-{instruction.peer}"))
+        for instruction in out + followed:
+            if isinstance(instruction, ins.StartExecutor) and instruction.relay_address:
+                relay = PeerId(int(instruction.relay_address.rpartition("-")[2]))
+                child = sum(other == relay for other, _ in self.places.values())
+                self.places[instruction.peer - 10000] = (relay, child)
+        return out + followed
 
     def register_executor(self, worker: int, epoch: int = 1, num_devices: int | None = None) -> list[ins.Instruction]:
+        relay, child = self.places.get(worker, (None, 0))
         return self.send(
             ev.ExecutorRegistered(
                 PeerId(1000 + worker),
@@ -85,6 +102,8 @@ class Driver:
                 "cpu",
                 self.topology.devices_per_host if num_devices is None else num_devices,
                 self.now_ns,
+                relay,
+                child,
             )
         )
 
@@ -123,6 +142,25 @@ class Driver:
     def acknowledge(self, host: int, launches: int = 0, transfers: tuple[tuple[int, int], ...] = ()) -> list[int]:
         started = tuple((SessionId(s), OpId(o)) for s, o in transfers)
         return dispatched(self.send(ev.Acknowledged(PeerId(1000 + host), launches, started)))
+
+    def acknowledge_through(
+        self,
+        relay: PeerId,
+        launches: dict[int, int],
+        transfers: tuple[tuple[int, int, tuple[int, ...]], ...] = (),
+    ) -> list[int]:
+        """A relay says how many launches hosts have completed, and who has started transfers; like ``acknowledge``."""
+
+        def children(hosts: Iterable[int]) -> bytes:
+            assert all(self.places[host][0] == relay for host in hosts), f"not all of {hosts} are behind {relay}"
+            return bitmap_of(self.places[host][1] for host in hosts)
+
+        completed = tuple(
+            (children([host for host, its in launches.items() if its == count]), count)
+            for count in sorted(set(launches.values()) - {0})
+        )
+        started = tuple((SessionId(s), OpId(o), children(hosts)) for s, o, hosts in transfers)
+        return dispatched(self.send(ev.ChildrenAcknowledged(relay, completed, started, ())))
 
     def pass_time(self, seconds: float) -> list[ins.Instruction]:
         """In steps as small as the shell's, with heartbeats of nobody."""

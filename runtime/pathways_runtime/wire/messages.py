@@ -1,15 +1,17 @@
 """Control messages: typed values that travel as msgpack in frames (see ``transport.frames``).
 
 Control is small, ordered and batched: one stream per connection, read in order. Array bytes never pass through here;
-they go over the session links (``wire.links``) and the data plane (``transport.dataplane``).
+they go over the session links (``wire.links``) and the data plane (``transport.dataplane``). Frames have no payload,
+but for ToChildren and FromChild, whose payload is the header of a frame that a relay passes on.
 
     proxy       -> controller   Attach, NameHosts, Submit, CompileProgram, Detach, StatusReply
-    controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, HostChanged, SessionEnded,
-                                StatusRequest
-    supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat
-    controller  -> supervisor   StartExecutor, StopExecutor, Shutdown
+    controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, ReadyOnHosts, HostChanged,
+                                SessionEnded, StatusRequest
+    supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat;
+                                as a relay: RelayListening, FromChild, ChildClosed, ChildrenAcknowledge, RelayBacklog
+    controller  -> supervisor   StartExecutor, StopExecutor, Shutdown; to a relay: StartRelay, ToChildren, CloseChild
     executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, Compiled, OperationFailed, StatusReply,
-                                Heartbeat
+                                Heartbeat; if a relay is between: ReadyHere
     controller  -> executor     Bind, FormWorld, Compile, OpenSession, CloseSession, Batch, StatusRequest, Shutdown
     any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
 
@@ -21,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WorkerId, WorldId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WaitId, WorkerId, WorldId
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
 
@@ -192,6 +194,17 @@ class OperationFailed(Message, frozen=True, tag="OperationFailed"):
     failure: Status
 
 
+class ReadyOnHosts(Message, frozen=True, tag="ReadyOnHosts"):
+    """The parts of these hosts of an Await are done, without a failure.
+
+    Stands for ``wire.links.ArraysReady`` of executors behind relays; what failed comes over their links all the same.
+    """
+
+    session: SessionId
+    wait_id: WaitId
+    hosts: tuple[HostIndex, ...]
+
+
 class HostChanged(Message, frozen=True, tag="HostChanged"):
     """What stands behind a virtual host changed; what it held before is lost."""
 
@@ -224,9 +237,13 @@ class RegisterWorker(Message, frozen=True, tag="RegisterWorker"):
 
 
 class StartExecutor(Message, frozen=True, tag="StartExecutor"):
-    """Start an executor; ``epoch`` comes back in its RegisterExecutor."""
+    """Start an executor; ``epoch`` comes back in its RegisterExecutor.
+
+    ``relay_address`` is where it connects, the controller's own address if empty.
+    """
 
     epoch: int
+    relay_address: str = ""
 
 
 class ExecutorExited(Message, frozen=True, tag="ExecutorExited"):
@@ -254,6 +271,64 @@ class Shutdown(Message, frozen=True, tag="Shutdown"):
     """End in good order."""
 
     reason: str
+
+
+# relay <-> controller: a supervisor that passes on what other executors and the controller say to each other
+
+
+class StartRelay(Message, frozen=True, tag="StartRelay"):
+    """Listen for executors. Each that connects is a *child*; the relay numbers them from 0 and reuses no number."""
+
+
+class RelayListening(Message, frozen=True, tag="RelayListening"):
+    """The answer to StartRelay."""
+
+    address: str
+
+
+class ToChildren(Message, frozen=True, tag="ToChildren"):
+    """Pass a frame on to some children. Payload: the frame's header. Children that are gone are passed over.
+
+    ``children`` is a bitmap, see ``core.bitmaps``.
+    """
+
+    children: bytes
+
+
+class FromChild(Message, frozen=True, tag="FromChild"):
+    """What a child says, other than Acknowledge and ReadyHere. Payload: the header of its frame.
+
+    A number that was not seen before is a new connection.
+    """
+
+    child: int
+
+
+class ChildClosed(Message, frozen=True, tag="ChildClosed"):
+    """A child's connection is gone; what it said and started has been told before."""
+
+    child: int
+    reason: str
+
+
+class CloseChild(Message, frozen=True, tag="CloseChild"):
+    """Close a child's connection once it has been sent what was meant for it."""
+
+    child: int
+
+
+class ChildrenAcknowledge(Message, frozen=True, tag="ChildrenAcknowledge"):
+    """Progress of children, added up; see ``core.relay.Aggregate`` for the fields."""
+
+    completed: tuple[tuple[bytes, int], ...]
+    transfers_started: tuple[tuple[SessionId, OpId, bytes], ...]
+    ready: tuple[tuple[SessionId, WaitId, bytes], ...]
+
+
+class RelayBacklog(Message, frozen=True, tag="RelayBacklog"):
+    """How much the slowest child has not taken yet. Said when it has changed much."""
+
+    unsent_bytes: int
 
 
 # executor <-> controller
@@ -380,6 +455,13 @@ class Acknowledge(Message, frozen=True, tag="Acknowledge"):
     transfers_started: tuple[tuple[SessionId, OpId], ...]
 
 
+class ReadyHere(Message, frozen=True, tag="ReadyHere"):
+    """This host's part of an Await is done, without a failure. Only to a relay, which tells of many at once."""
+
+    session: SessionId
+    wait_id: WaitId
+
+
 # status
 
 
@@ -408,6 +490,7 @@ AnyMessage = (
     | CompileProgram
     | ProgramCompiled
     | OperationFailed
+    | ReadyOnHosts
     | HostChanged
     | Detach
     | SessionEnded
@@ -417,6 +500,14 @@ AnyMessage = (
     | StopExecutor
     | Heartbeat
     | Shutdown
+    | StartRelay
+    | RelayListening
+    | ToChildren
+    | FromChild
+    | ChildClosed
+    | CloseChild
+    | ChildrenAcknowledge
+    | RelayBacklog
     | RegisterExecutor
     | Bind
     | FormWorld
@@ -427,6 +518,7 @@ AnyMessage = (
     | CloseSession
     | Batch
     | Acknowledge
+    | ReadyHere
     | StatusRequest
     | StatusReply
 )

@@ -70,6 +70,7 @@ class ExecutorConfig(NamedTuple):
     Attributes:
         name: the host's name for people.
         epoch: which start of this worker's executor this is.
+        is_behind_relay: whether it is a relay that speaks for the controller; readiness is then told to it.
     """
 
     worker: WorkerId
@@ -82,6 +83,7 @@ class ExecutorConfig(NamedTuple):
     host_key: str
     force_sockets: bool = False
     delay: LaunchDelay | None = None
+    is_behind_relay: bool = False
 
 
 class Stopped(Exception):
@@ -191,6 +193,7 @@ class Executor:
                 self._send,
                 self._home_world,
                 self._config.delay,
+                self._config.is_behind_relay,
             )
         self._bound = message
 

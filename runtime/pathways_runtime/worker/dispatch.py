@@ -40,7 +40,7 @@ from pathways_runtime.core.worker.launches import PendingLaunch
 from pathways_runtime.core.worker.worker import WorkerCore
 from pathways_runtime.transport.dataplane import DataPlane
 from pathways_runtime.wire.links import ArraysReady, Fetched
-from pathways_runtime.wire.messages import OperationFailed
+from pathways_runtime.wire.messages import OperationFailed, ReadyHere
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes
@@ -91,9 +91,10 @@ class Dispatcher:
     """Feeds the core and performs its instructions.
 
     Args:
-        send_failure: tells the controller.
+        send: tells the controller.
         home: the world in which arrays are made: that of this host's slice.
         delay: see LaunchDelay.
+        is_behind_relay: readiness is told to the relay, which tells of many hosts at once, not over session links.
     """
 
     def __init__(
@@ -101,15 +102,17 @@ class Dispatcher:
         core: WorkerCore,
         data_plane: DataPlane,
         acknowledgements: Acknowledgements,
-        send_failure: Callable[[OperationFailed], None],
+        send: Callable[[OperationFailed | ReadyHere], None],
         home: Callable[[], World],
         delay: LaunchDelay | None = None,
+        is_behind_relay: bool = False,
     ) -> None:
         self._core = core
         self._lock = threading.Lock()
         self._data_plane = data_plane
         self._acknowledgements = acknowledgements
-        self._send_failure = send_failure
+        self._send = send
+        self._is_behind_relay = is_behind_relay
         self._home = home
         self._delay = delay
         self._links: dict[SessionId, SessionLink] = {}
@@ -240,9 +243,7 @@ class Dispatcher:
         self._acknowledgements.launches_completed(1)
 
     def _report(self, instruction: Report) -> None:
-        self._send_failure(
-            OperationFailed(instruction.session, instruction.op_id, instruction.handles, instruction.failure)
-        )
+        self._send(OperationFailed(instruction.session, instruction.op_id, instruction.handles, instruction.failure))
 
     # Arrays
 
@@ -318,6 +319,9 @@ class Dispatcher:
         self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
 
     def _answer_await(self, instruction: AnswerAwait) -> None:
+        if self._is_behind_relay and instruction.failure is None:
+            self._send(ReadyHere(instruction.session, instruction.wait_id))
+            return
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(ArraysReady(instruction.wait_id, instruction.failure))

@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         data_address=_data_address(options.data_listen, options.worker_id, options.epoch),
         host_key=_host_key(),
         force_sockets=options.force_sockets,
+        is_behind_relay=options.behind_relay,
         delay=LaunchDelay(int(seed), float(longest_s)) if colon else None,
     )
     try:
@@ -103,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         "--data-listen", required=True, metavar="DIR|ADDRESS", help="where other executors reach the data plane"
     )
     parser.add_argument("--lifeline-fd", type=int)
+    parser.add_argument(
+        "--behind-relay", action="store_true", help="the controller's address is a relay's, which tells of readiness"
+    )
     parser.add_argument("--force-sockets", action="store_true", help="never use shared memory between executors")
     parser.add_argument("--worker-xla-flags", metavar="FLAGS", help="XLA_FLAGS of this process")
     parser.add_argument("-v", "--verbose", action="store_true")

@@ -28,6 +28,7 @@ from pathways_runtime.transport.lifeline import (
 )
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
+from pathways_runtime.worker.relay import Relay
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class Supervisor:
         # The epoch whose executor should run; None after it was told to stop.
         self._wanted_epoch: int | None = None
         self._commands: asyncio.Queue[messages.StartExecutor] = asyncio.Queue()
+        #: Set while this supervisor also stands between the controller and executors.
+        self._relay: Relay | None = None
+        self._starting_relay: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[str] | None = None
 
     async def run(self) -> None:
@@ -157,6 +161,7 @@ class Supervisor:
             for task in serving:
                 task.cancel()
             results = await asyncio.gather(*serving, return_exceptions=True)
+            await self._stop_relay()
             self._channel.close()
         for result in results:
             if isinstance(result, Exception):
@@ -208,6 +213,14 @@ class Supervisor:
                 if message.epoch == self._wanted_epoch:
                     self._wanted_epoch = None
                 self._kill_unwanted()
+            elif isinstance(message, messages.ToChildren):
+                self._require_relay().pass_on(message.children, frame.payload)
+            elif isinstance(message, messages.CloseChild):
+                self._require_relay().close_child(message.child)
+            elif isinstance(message, messages.StartRelay):
+                if self._starting_relay is not None:
+                    raise ValueError("told twice to be a relay")
+                self._starting_relay = asyncio.ensure_future(self._start_relay())
             elif isinstance(message, messages.Shutdown):
                 self._end(f"the controller shuts down: {message.reason}")
             elif isinstance(message, messages.Refused):
@@ -217,6 +230,34 @@ class Supervisor:
 
     def _disconnected(self, channel: AsyncChannel[AnyMessage], failure: Exception | None) -> None:
         self._end(f"the controller is gone ({failure or 'closed the connection'})")
+
+    # The relay
+
+    async def _start_relay(self) -> None:
+        assert self._channel is not None
+        path = self._options.run_dir / f"relay-{self._options.worker_id}.sock"
+        relay = Relay(str(addresses.UnixAddress(str(path.absolute()))), self._channel.send)
+        try:
+            await relay.start()
+        except (OSError, addresses.AddressError) as failure:
+            # The controller then chooses another.
+            self._end(f"it cannot be a relay: {failure}")
+            return
+        self._relay = relay
+        logger.info("relay at %s", relay.address)
+        self._channel.send(messages.RelayListening(relay.address))
+
+    def _require_relay(self) -> Relay:
+        if self._relay is None:
+            raise ValueError("the controller sent something for executors to a supervisor that is no relay")
+        return self._relay
+
+    async def _stop_relay(self) -> None:
+        if self._starting_relay is not None:
+            self._starting_relay.cancel()
+            await asyncio.gather(self._starting_relay, return_exceptions=True)
+        if self._relay is not None:
+            self._relay.close()
 
     async def _heartbeat(self) -> None:
         assert self._channel is not None
@@ -229,9 +270,9 @@ class Supervisor:
     async def _run_executors(self) -> None:
         while True:
             command = await self._commands.get()
-            await self._run_executor(command.epoch)
+            await self._run_executor(command.epoch, command.relay_address)
 
-    async def _run_executor(self, epoch: int) -> None:
+    async def _run_executor(self, epoch: int, relay_address: str) -> None:
         assert self._channel is not None
         options = self._options
         log_path = options.log_dir / f"executor-{options.worker_id}.log"
@@ -240,7 +281,7 @@ class Supervisor:
             return
         try:
             child = spawn(
-                self._executor_argv(epoch),
+                self._executor_argv(epoch, relay_address),
                 name=f"executor {options.worker_id} (epoch {epoch})",
                 env=executor_environment(os.environ, options),
                 log_path=log_path,
@@ -275,11 +316,11 @@ class Supervisor:
     def _data_socket(self, epoch: int) -> Path:
         return self._options.run_dir / f"data-{self._options.worker_id}-{epoch}.sock"
 
-    def _executor_argv(self, epoch: int) -> list[str]:
+    def _executor_argv(self, epoch: int, relay_address: str) -> list[str]:
         options = self._options
         argv = [
             *self._executor_command,
-            *("--controller", options.controller),
+            *("--controller", relay_address or options.controller),
             *("--worker-id", str(options.worker_id)),
             *("--name", options.name),
             *("--epoch", str(epoch)),
@@ -288,6 +329,8 @@ class Supervisor:
             *("--compile-cache", str(options.compile_cache)),
             *("--data-listen", str(addresses.UnixAddress(str(self._data_socket(epoch).absolute())))),
         ]
+        if relay_address:
+            argv.append("--behind-relay")
         if options.force_sockets:
             argv.append("--force-sockets")
         if options.worker_xla_flags:

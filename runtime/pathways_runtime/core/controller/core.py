@@ -12,6 +12,7 @@ from pathways_runtime.core.controller.host_groups import HostGroup
 from pathways_runtime.core.controller.instructions import Instruction
 from pathways_runtime.core.controller.membership import Bound, Finding, HostClosing, HostLost, Membership
 from pathways_runtime.core.controller.programs import Programs
+from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.controller.sessions import Session, Sessions
 from pathways_runtime.core.controller.status import report
 from pathways_runtime.core.controller.worlds import World, Worlds
@@ -31,6 +32,7 @@ class ControllerCore:
     Args:
         num_spares: workers beyond the topology's hosts that are expected.
         heartbeat_timeout_ns: silence after which a worker counts as lost.
+        relay_fanout: up to so many hosts, executors connect to the controller itself; see ``relays.RelayPlan``.
     """
 
     def __init__(
@@ -40,10 +42,11 @@ class ControllerCore:
         heartbeat_timeout_ns: int = 30_000_000_000,
         max_launches_in_flight: int = MAX_LAUNCHES_IN_FLIGHT,
         max_undispatched: int = MAX_UNDISPATCHED,
+        relay_fanout: int = RELAY_FANOUT,
     ) -> None:
         self._topology = topology
         self._max_undispatched = max_undispatched
-        self._membership = Membership(topology, num_spares, heartbeat_timeout_ns)
+        self._membership = Membership(topology, num_spares, heartbeat_timeout_ns, relay_fanout)
         self._worlds = Worlds(topology, self._membership)
         self._programs = Programs(topology, self._membership, self._worlds)
         self._sessions = Sessions()
@@ -55,6 +58,7 @@ class ControllerCore:
             ev.TimePassed: self._on_time_passed,
             ev.WorkerRegistered: self._on_worker_registered,
             ev.ExecutorRegistered: self._on_executor_registered,
+            ev.RelayListening: self._on_relay_listening,
             ev.HeartbeatReceived: self._on_heartbeat_received,
             ev.ExecutorExited: self._on_executor_exited,
             ev.PeerClosed: self._on_peer_closed,
@@ -68,6 +72,7 @@ class ControllerCore:
             ev.HostsNamed: self._on_hosts_named,
             ev.OperationsSubmitted: self._on_operations_submitted,
             ev.Acknowledged: self._on_acknowledged,
+            ev.ChildrenAcknowledged: self._on_children_acknowledged,
             ev.MemberFailed: self._on_member_failed,
         }
 
@@ -87,6 +92,9 @@ class ControllerCore:
             if not isinstance(event, ev.PeerEvent):
                 raise
             self._refuse(event.peer, str(violation), out)
+        for host in self._order.take_overdrawn():
+            if (overdrawn := self._membership.executor_peer(host)) is not None:
+                self._refuse(overdrawn, "it completed more launches than were in flight", out)
         for session, count in self._order.take_progress():
             out.append(ins.ReportDispatched(self._peer_of(session), session, count))
         for gone in self._order.take_abandoned():
@@ -121,6 +129,9 @@ class ControllerCore:
 
     def _on_executor_registered(self, event: ev.ExecutorRegistered, out: list[Instruction]) -> None:
         self._act_on(self._membership.register_executor(event, out), out)
+
+    def _on_relay_listening(self, event: ev.RelayListening, out: list[Instruction]) -> None:
+        self._membership.relay_listens(event, out)
 
     def _on_heartbeat_received(self, event: ev.HeartbeatReceived, out: list[Instruction]) -> None:
         self._membership.heard_from(event.peer, event.now_ns)
@@ -244,6 +255,19 @@ class ControllerCore:
             self._order.start_transfer(host, session, op_id, out)
         if event.launches_completed:
             self._order.complete_launches(host, event.launches_completed, out)
+
+    def _on_children_acknowledged(self, event: ev.ChildrenAcknowledged, out: list[Instruction]) -> None:
+        hosts_behind, relay = self._membership.hosts_behind, event.peer
+        for session, op_id, children in event.transfers_started:
+            self._order.start_transfer_on(hosts_behind(relay, children).hosts, session, op_id, out)
+        for children, count in event.completed:
+            if count < 1:
+                raise ProtocolViolation(f"{count} launches completed")
+            self._order.complete_launches_on(hosts_behind(relay, children), count, out)
+        for session, wait_id, children in event.ready:
+            if (owner := self._sessions.get(session)) is not None:
+                selection = hosts_behind(relay, children)
+                out.append(ins.ReportReady(owner.peer, session, wait_id, selection.ordered))
 
     def _on_member_failed(self, event: ev.MemberFailed, out: list[Instruction]) -> None:
         host: HostIndex | None = self._membership.host_of_executor(event.peer)

@@ -1,13 +1,19 @@
 """How many launches each worker has in flight, counted per group of hosts: a launch costs O(1), not O(its hosts)."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from pathways_runtime.core.controller.host_groups import HostGroup, HostGroups
+from pathways_runtime.core.controller.host_groups import HostGroup, HostGroups, HostSelection
 from pathways_runtime.core.ids import HostIndex
 
 #: PJRT blocks the thread that enqueues once 32 launches are in flight on a device; staying below keeps an executor
 #: responsive.
 MAX_LAUNCHES_IN_FLIGHT = 24
+
+#: Reports of relays that are kept before they are spread over the hosts. Relays name the same hosts again and again, so
+#: there are few.
+_MOST_UNSETTLED = 256
 
 
 class _Blocked:
@@ -28,7 +34,8 @@ class Credits:
 
     Launches are counted per group and carried over to the hosts only now and then. Each group has an *allowance*: so
     many launches may certainly go out without looking at its hosts again. It is a lower bound, because launches of
-    every overlapping group lower it, while completions raise it only when it is computed anew.
+    every overlapping group lower it, while completions raise it only when it is computed anew. So completions that a
+    relay reports for many hosts at once need not be spread over the hosts before somebody looks.
     """
 
     def __init__(self, groups: HostGroups, num_hosts: int, limit: int) -> None:
@@ -40,8 +47,13 @@ class Credits:
         self._uncarried: list[int] = []
         #: Per group number. Invariant: when positive, at most ``limit - in_flight(host)`` for each host of the group.
         self._allowance: list[int] = []
-        self._host_arrays: list[np.ndarray] = []
+        #: Per group number: what indexes an array with one element per host.
+        self._host_arrays: list[np.ndarray | slice] = []
         self._blocked: dict[int, _Blocked] = {}
+        #: Completions reported for many hosts at once that ``_carried`` does not count yet; empty while a group is
+        #: blocked.
+        self._reported: dict[HostSelection, int] = {}
+        self._overdrawn: list[HostIndex] = []
 
     def take(self, group: HostGroup) -> bool:
         """Count one launch on all hosts of a group, or count nothing and return False when one of them is full."""
@@ -62,6 +74,8 @@ class Credits:
         Raises:
             ValueError: more than were in flight.
         """
+        if self._reported:
+            self._settle()
         carried = self._carried
         carried[host] -= count
         # Only what is not carried yet can make up for a negative number.
@@ -79,8 +93,40 @@ class Credits:
                         may_launch = True
         return may_launch
 
+    def complete_on(self, selection: HostSelection, count: int) -> bool:
+        """``count`` launches, above 0, have finished on each of some hosts. Returns what ``complete`` does.
+
+        Costs O(1) as long as no group is blocked. That a host has completed more than were in flight is found later,
+        and told by ``take_overdrawn``.
+        """
+        self._reported[selection] = self._reported.get(selection, 0) + count
+        if not self._blocked:
+            if len(self._reported) >= _MOST_UNSETTLED:
+                self._settle()
+            return False
+        self._settle()
+        may_launch = False
+        for number, blocked in list(self._blocked.items()):
+            num_freed = int(np.count_nonzero(blocked.is_full[selection.array]))
+            if num_freed:
+                blocked.is_full[selection.array] = False
+                blocked.num_full -= num_freed
+                if not blocked.num_full:
+                    del self._blocked[number]
+                    may_launch = True
+        return may_launch
+
+    def take_overdrawn(self) -> list[HostIndex]:
+        """Hosts for which relays have reported more completions than were in flight; each once."""
+        if not self._overdrawn:
+            return self._overdrawn
+        overdrawn, self._overdrawn = self._overdrawn, []
+        return overdrawn
+
     def in_flight(self, host: HostIndex) -> int:
         """Launches that a host has been sent and has not completed."""
+        if self._reported:
+            self._settle()
         if len(self._uncarried) < len(self._groups.all):
             self._add_groups()
         return int(self._carried[host]) + sum(self._uncarried[g.number] for g in self._groups.of_host(host))
@@ -91,6 +137,7 @@ class Credits:
 
     def check_invariants(self) -> None:
         """0 <= in flight <= limit on every host, and no group is allowed more than its hosts have."""
+        assert not (self._blocked and self._reported)
         for host in range(len(self._carried)):
             assert 0 <= self.in_flight(HostIndex(host)) <= self._limit, (
                 f"host {host}: {self.in_flight(HostIndex(host))}"
@@ -104,10 +151,9 @@ class Credits:
         """Compute a group's allowance anew; return whether it may launch."""
         if group.number in self._blocked:
             return False
-        for number in group.overlapping:
-            if count := self._uncarried[number]:
-                self._carried[self._host_arrays[number]] += count
-                self._uncarried[number] = 0
+        if self._reported:
+            self._settle()
+        self._carry(group.overlapping)
         in_flight = self._carried[self._host_arrays[group.number]]
         allowance = self._limit - int(in_flight.max(initial=0))
         self._allowance[group.number] = allowance
@@ -118,9 +164,31 @@ class Credits:
         self._blocked[group.number] = _Blocked(is_full, int(is_full.sum()))
         return False
 
+    def _settle(self) -> None:
+        """Spread over the hosts what relays have reported."""
+        reported, self._reported = self._reported, {}
+        carried = self._carried
+        for selection, count in reported.items():
+            carried[selection.array] -= count
+        if carried.min() < 0:
+            # Only what is not carried yet can make up for negative numbers.
+            self._carry(range(len(self._uncarried)))
+            for host in np.flatnonzero(carried < 0).tolist():
+                carried[host] = 0
+                self._overdrawn.append(HostIndex(host))
+
+    def _carry(self, numbers: Iterable[int]) -> None:
+        """Count launches of these groups per host."""
+        for number in numbers:
+            if count := self._uncarried[number]:
+                self._carried[self._host_arrays[number]] += count
+                self._uncarried[number] = 0
+
     def _add_groups(self) -> None:
         # A new group is allowed nothing, so that its first launch looks.
         for group in self._groups.all[len(self._allowance) :]:
             self._uncarried.append(0)
             self._allowance.append(0)
-            self._host_arrays.append(np.asarray(group.hosts, dtype=np.int64))
+            first, last = (group.hosts[0], group.hosts[-1]) if group.hosts else (0, -1)
+            is_range = last - first + 1 == len(group.hosts)
+            self._host_arrays.append(slice(first, last + 1) if is_range else np.asarray(group.hosts, dtype=np.int64))

@@ -5,7 +5,7 @@ from typing import Any, NewType, Protocol
 
 import msgspec
 
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WorkerId, WorldId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WaitId, WorkerId, WorldId
 from pathways_runtime.core.status import Status
 
 #: One connection to the controller, numbered by the shell and never reused.
@@ -79,7 +79,10 @@ class WorkerRegistered(PeerEvent, frozen=True):
 
 
 class ExecutorRegistered(PeerEvent, frozen=True):
-    """An executor has introduced itself on connection ``peer``; see ``wire.messages.RegisterExecutor``."""
+    """An executor has introduced itself on connection ``peer``; see ``wire.messages.RegisterExecutor``.
+
+    If ``relay`` is set, the connection is one that the supervisor there, a relay, has accepted as its ``child``.
+    """
 
     worker: WorkerId
     epoch: int
@@ -91,6 +94,14 @@ class ExecutorRegistered(PeerEvent, frozen=True):
     device_kind: str
     num_devices: int
     now_ns: int
+    relay: PeerId | None = None
+    child: int = 0
+
+
+class RelayListening(PeerEvent, frozen=True):
+    """The supervisor on ``peer``, which was told to be a relay, listens at ``address``."""
+
+    address: str
 
 
 class HeartbeatReceived(PeerEvent, frozen=True):
@@ -197,6 +208,14 @@ class Acknowledged(PeerEvent, frozen=True, gc=False):
 
     launches_completed: int
     transfers_started: tuple[tuple[SessionId, OpId], ...]
+
+
+class ChildrenAcknowledged(PeerEvent, frozen=True, gc=False):
+    """Progress of executors behind the relay on ``peer``; see ``core.relay.Aggregate``. Bitmaps are of its children."""
+
+    completed: tuple[tuple[bytes, int], ...]
+    transfers_started: tuple[tuple[SessionId, OpId, bytes], ...]
+    ready: tuple[tuple[SessionId, WaitId, bytes], ...]
 
 
 class MemberFailed(PeerEvent, frozen=True):

@@ -1,6 +1,7 @@
 """The one order: when an operation may go out, and that it goes out to all its hosts at one place of their streams."""
 
 from collections import deque
+from collections.abc import Collection
 
 import msgspec
 
@@ -8,7 +9,7 @@ from pathways_runtime.core.controller.credits import Credits
 from pathways_runtime.core.controller.events import ProtocolViolation, Submission
 from pathways_runtime.core.controller.fair_queue import FairQueue
 from pathways_runtime.core.controller.held import HeldOperation
-from pathways_runtime.core.controller.host_groups import HostGroup, HostGroups
+from pathways_runtime.core.controller.host_groups import HostGroup, HostGroups, HostSelection
 from pathways_runtime.core.controller.instructions import Dispatch, Instruction, Substitute
 from pathways_runtime.core.ids import Handle, HostIndex, OpId, Seq, SessionId
 from pathways_runtime.core.operations import Delete, Poison
@@ -197,11 +198,26 @@ class Order:
         if may_launch:
             self._serve_queue(out)
 
+    def complete_launches_on(self, selection: HostSelection, count: int, out: list[Instruction]) -> None:
+        """``count`` more launches, above 0, have finished on each of these hosts; see ``Credits.complete_on``."""
+        if self._credits.complete_on(selection, count):
+            self._serve_queue(out)
+
+    def take_overdrawn(self) -> list[HostIndex]:
+        """Hosts of which relays have said that they completed more than they were sent; each once."""
+        return self._credits.take_overdrawn()
+
     def start_transfer(self, host: HostIndex, session: SessionId, op_id: OpId, out: list[Instruction]) -> None:
         """A host has its part of a transfer under way, or has failed to and its receivers are poisoned by that."""
+        self.start_transfer_on((host,), session, op_id, out)
+
+    def start_transfer_on(
+        self, hosts: Collection[HostIndex], session: SessionId, op_id: OpId, out: list[Instruction]
+    ) -> None:
+        """Like ``start_transfer``, for several hosts at once."""
         state = self._sessions.get(session)
         if state is not None and op_id in state.starting:
-            self._sender_started(state, op_id, host)
+            self._senders_started(state, op_id, hosts)
             self._advance(out)
 
     # hosts
@@ -401,9 +417,9 @@ class Order:
             out.append(Substitute(self._last_seq, present, session, Delete(op_id, submission.consumes)))
         self._abandoned.append(Abandoned(session, op_id, submission.writes, failure))
 
-    def _sender_started(self, state: _SessionOrder, op_id: OpId, host: HostIndex) -> None:
+    def _senders_started(self, state: _SessionOrder, op_id: OpId, hosts: Collection[HostIndex]) -> None:
         senders = state.starting[op_id].senders
-        senders.discard(host)
+        senders.difference_update(hosts)
         if not senders:
             del state.starting[op_id]
             self._under_way(state, op_id)

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from pathways_runtime.core.ids import HostIndex
 
 
@@ -26,6 +28,22 @@ class HostGroup:
 
     def __repr__(self) -> str:
         return f"HostGroup({self.number}, hosts={self.hosts})"
+
+
+class HostSelection:
+    """Hosts that a relay speaks of together. Compared by identity; kept, as it speaks of the same ones again and again.
+
+    Attributes:
+        hosts: without repeats. ordered: the same, ascending. array: the same, to index arrays with one element per
+            host.
+    """
+
+    __slots__ = ("array", "hosts", "ordered")
+
+    def __init__(self, hosts: Sequence[HostIndex]) -> None:
+        self.hosts = frozenset(hosts)
+        self.ordered = tuple(sorted(self.hosts))
+        self.array = np.asarray(self.ordered, dtype=np.int64)
 
 
 class HostGroups:

@@ -6,7 +6,7 @@ import msgspec
 
 from pathways_runtime.core.controller.events import PeerId, Submission
 from pathways_runtime.core.controller.host_groups import HostGroup
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WorkerId, WorldId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, SessionId, WaitId, WorkerId, WorldId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.status import Status
 
@@ -57,10 +57,17 @@ class ReportFailed(Instruction, frozen=True):
 
 
 class StartExecutor(Instruction, frozen=True):
-    """Tell the supervisor on ``peer`` to start an executor."""
+    """Tell the supervisor on ``peer`` to start an executor, which connects to the relay if its address is given."""
 
     peer: PeerId
     epoch: int
+    relay_address: str = ""
+
+
+class StartRelay(Instruction, frozen=True):
+    """Tell the supervisor on ``peer`` to be a relay; RelayListening comes back."""
+
+    peer: PeerId
 
 
 class StopExecutor(Instruction, frozen=True):
@@ -162,6 +169,15 @@ class HostBinding(msgspec.Struct, frozen=True):
     worker: WorkerId | None
     name: str
     failure: Status | None
+
+
+class ReportReady(Instruction, frozen=True):
+    """Tell the proxy on ``peer`` on which hosts a wait's arrays are ready."""
+
+    peer: PeerId
+    session: SessionId
+    wait_id: WaitId
+    hosts: tuple[HostIndex, ...]
 
 
 class AcceptSession(Instruction, frozen=True):

@@ -6,7 +6,14 @@ import signal
 
 import msgspec
 
-from pathways_runtime.core.controller.events import ExecutorExited, ExecutorRegistered, PeerId, WorkerRegistered
+from pathways_runtime.core.controller.events import (
+    ExecutorExited,
+    ExecutorRegistered,
+    PeerId,
+    RelayListening,
+    WorkerRegistered,
+)
+from pathways_runtime.core.controller.host_groups import HostSelection
 from pathways_runtime.core.controller.instructions import (
     Announce,
     BindExecutors,
@@ -14,9 +21,9 @@ from pathways_runtime.core.controller.instructions import (
     HostBinding,
     Instruction,
     Refuse,
-    StartExecutor,
     StopExecutor,
 )
+from pathways_runtime.core.controller.relays import RELAY_FANOUT, Relays
 from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
@@ -95,10 +102,14 @@ class Membership:
     Args:
         num_spares: workers beyond the topology's hosts that are expected.
         heartbeat_timeout_ns: silence after which a worker counts as lost.
+        relay_fanout: see ``relays.RelayPlan``.
     """
 
-    def __init__(self, topology: Topology, num_spares: int, heartbeat_timeout_ns: int) -> None:
+    def __init__(
+        self, topology: Topology, num_spares: int, heartbeat_timeout_ns: int, relay_fanout: int = RELAY_FANOUT
+    ) -> None:
         self._topology = topology
+        self._relays = Relays(topology, relay_fanout)
         self._num_expected = topology.num_hosts + num_spares
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
         self._workers: dict[WorkerId, Worker] = {}
@@ -139,6 +150,18 @@ class Membership:
         """The connection of a worker's executor while it stands behind a virtual host."""
         return worker.executor.peer if worker.state is WorkerState.BOUND and worker.executor else None
 
+    def hosts_behind(self, relay: PeerId, children: bytes) -> HostSelection:
+        """The virtual hosts of live executors among children of a relay; the same object while nothing changes.
+
+        Raises:
+            ProtocolViolation: this is no relay.
+        """
+        selection = self._relays.selection(relay, children)
+        if selection is None:
+            found = map(self.host_of_executor, self._relays.executors_in(relay, children))
+            selection = self._relays.remember(relay, children, [host for host in found if host is not None])
+        return selection
+
     def failure_of(self, host: HostIndex) -> Status | None:
         """Why a virtual host is lost; None while it is not (or not certainly)."""
         return self.behind[host].failure if self.behind else None
@@ -177,10 +200,18 @@ class Membership:
         self._workers[event.worker] = worker
         self._by_supervisor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
-        out.append(StartExecutor(event.peer, worker.epoch))
+        self._relays.start_executor(event.worker, event.peer, worker.epoch, out)
         out.append(
             Announce("worker", {"worker": event.worker, "name": event.name, "pid": event.pid, "registered": True})
         )
+
+    def relay_listens(self, event: RelayListening, out: list[Instruction]) -> None:
+        """A supervisor has become a relay.
+
+        Raises:
+            ProtocolViolation: it was not told to.
+        """
+        self._relays.relay_listens(event.peer, event.address, out)
 
     def register_executor(self, event: ExecutorRegistered, out: list[Instruction]) -> list[Finding]:
         """An executor is there."""
@@ -196,6 +227,11 @@ class Membership:
             )
             out.append(Refuse(event.peer, cause))
             return self._lose(worker, cause, "", event.now_ns, out)
+        if event.relay is not None:
+            if not self._relays.is_relay(event.relay):
+                out.append(Refuse(event.peer, "its relay is gone"))
+                return []
+            self._relays.add_child(event.relay, event.child, event.peer)
         worker.executor = event
         worker.state = WorkerState.SPARE if self.is_bound else WorkerState.READY
         self._by_executor[event.peer] = worker
@@ -214,8 +250,10 @@ class Membership:
         if (worker := self._by_supervisor.pop(peer, None)) is not None:
             worker.supervisor = None
             if worker.state is WorkerState.CLOSING:
-                return self._lose(worker, worker.closing_cause, "", now_ns, out)
-            return self._lose(worker, f"its supervisor's connection is gone ({reason})", "", now_ns, out)
+                findings = self._lose(worker, worker.closing_cause, "", now_ns, out)
+            else:
+                findings = self._lose(worker, f"its supervisor's connection is gone ({reason})", "", now_ns, out)
+            return findings + self._lose_children(worker, peer, reason, now_ns, out)
         if (worker := self._by_executor.pop(peer, None)) is not None:
             if worker.state in (WorkerState.LOST, WorkerState.CLOSING):
                 return []
@@ -225,6 +263,7 @@ class Membership:
             worker.closing_cause, worker.verdict_due_ns = cause, now_ns + VERDICT_NS
             was_bound = worker.state is WorkerState.BOUND
             worker.state = WorkerState.CLOSING
+            self._relays.forget_selections()
             return [HostClosing(worker.host)] if was_bound and worker.host is not None else []
         return []
 
@@ -252,7 +291,10 @@ class Membership:
             owner = self._by_supervisor.get(peer) or self._by_executor[peer]
             part = "supervisor" if peer in self._by_supervisor else "executor"
             silence_s = (now_ns - self._last_heard_ns.pop(peer)) / 1e9
-            findings += self._lose(owner, f"its {part} has been silent for {silence_s:.1f} s", "", now_ns, out)
+            silence = f"silent for {silence_s:.1f} s"
+            findings += self._lose(owner, f"its {part} has been {silence}", "", now_ns, out)
+            if peer in self._by_supervisor:
+                findings += self._lose_children(owner, peer, silence, now_ns, out)
         return findings
 
     def check_invariants(self) -> None:
@@ -290,8 +332,24 @@ class Membership:
             out.append(Announce("bound", {"host": worker.host, "worker": worker.worker, "name": worker.name}))
         for worker in ready[self._topology.num_hosts :]:
             worker.state = WorkerState.SPARE
+        self._relays.forget_selections()
         out.append(BindExecutors(tuple(bound)))
         return [Bound()]
+
+    def _lose_children(
+        self, worker: Worker, supervisor: PeerId, reason: str, now_ns: int, out: list[Instruction]
+    ) -> list[Finding]:
+        """The executors that were reached through a supervisor are lost with it.
+
+        Nobody waits for their supervisors' word, which would only say that they ended because they lost the connection.
+        """
+        findings: list[Finding] = []
+        for peer in self._relays.close_supervisor(supervisor, out):
+            child = self._by_executor.get(peer)
+            if child is not None:
+                cause = f"its relay, the supervisor of {worker.label()}, is gone ({reason})"
+                findings += self._lose(child, cause, "", now_ns, out)
+        return findings
 
     def _lose(self, worker: Worker, cause: str, log_tail: str, now_ns: int, out: list[Instruction]) -> list[Finding]:
         if worker.state is WorkerState.LOST:
@@ -300,6 +358,7 @@ class Membership:
         message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC: {cause}"
         worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
+        self._relays.forget_selections()
         if worker.supervisor is not None:
             out.append(StopExecutor(worker.supervisor, worker.epoch))
         if worker.executor is not None and worker.executor.peer in self._by_executor:

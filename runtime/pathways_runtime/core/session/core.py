@@ -120,6 +120,8 @@ class SessionCore:
         match event:
             case events.ArraysReady():
                 readback.arrays_ready(state, event)
+            case events.ReadyOnHosts():
+                readback.ready_on_hosts(state, event)
             case events.ShardFetched():
                 readback.shard_fetched(state, event)
             case events.ProgramCompiled():

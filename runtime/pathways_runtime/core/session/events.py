@@ -93,6 +93,13 @@ class ArraysReady(Event, frozen=True):
     failure: Status | None
 
 
+class ReadyOnHosts(Event, frozen=True):
+    """The parts of several hosts of an Await are done, without a failure."""
+
+    wait_id: WaitId
+    hosts: tuple[HostIndex, ...]
+
+
 class ShardFetched(Event, frozen=True):
     """The answer to a Fetch. The bytes stay in the shell; it keeps them if it is told to at once (StoreFetched)."""
 

@@ -90,8 +90,8 @@ def check_invariants(state: SessionState) -> None:
         assert storage.token not in state.arrays.records
     for wait_id, wait in state.waits.open.items():
         assert wait.wait_id == wait_id and not wait.is_over(), f"{wait}"
-        assert wait.reported < set(wait.hosts), f"{wait}"
-        assert not wait.reported.isdisjoint(wait.hosts) or not wait.has_concluded, f"{wait}"
+        assert wait.unreported and wait.unreported <= set(wait.hosts), f"{wait}"
+        assert len(wait.unreported) < len(wait.hosts) or not wait.has_concluded, f"{wait}"
         assert not any(host in state.placements.losses for host in wait.missing()), f"{wait}"
     for handle, outcome in state.outcomes.items():
         assert outcome.wait is None or not outcome.wait.has_concluded, f"outcome {handle}: {outcome}"

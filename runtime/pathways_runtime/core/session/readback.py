@@ -91,13 +91,21 @@ def submit_await(
 
 def arrays_ready(state: SessionState, event: events.ArraysReady) -> None:
     """A host's part of an Await is done."""
-    wait = state.waits.report(event.wait_id, event.host)
+    _note_ready(state, state.waits.report(event.wait_id, event.host), event.failure)
+
+
+def ready_on_hosts(state: SessionState, event: events.ReadyOnHosts) -> None:
+    """The parts of several hosts of an Await are done."""
+    _note_ready(state, state.waits.report_all(event.wait_id, event.hosts), None)
+
+
+def _note_ready(state: SessionState, wait: Wait | None, failure: Status | None) -> None:
     if wait is None or wait.has_concluded:
         return
     if wait.target is not None:
-        raise LookupError(f"host {event.host} says that arrays are ready to wait {wait.wait_id}, which fetches a value")
-    if event.failure is not None:
-        conclude(state, wait, event.failure)
+        raise LookupError(f"arrays are said to be ready to wait {wait.wait_id}, which fetches a value")
+    if failure is not None:
+        conclude(state, wait, failure)
     elif wait.is_over():
         for handle in wait.handles:
             record = state.arrays.records.get(handle)

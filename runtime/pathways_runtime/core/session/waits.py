@@ -27,7 +27,7 @@ class Wait(msgspec.Struct):
         request_id: the request to answer, if one waits.
         status_handle: the execution whose outcome this is, 0 if none.
         target: set for a Fetch.
-        reported: hosts that have reported or were lost.
+        unreported: hosts that have neither reported nor been lost.
     """
 
     wait_id: WaitId
@@ -37,16 +37,19 @@ class Wait(msgspec.Struct):
     request_id: RequestId | None = None
     status_handle: Handle = Handle(0)
     target: FetchTarget | None = None
-    reported: set[HostIndex] = msgspec.field(default_factory=set)
+    unreported: set[HostIndex] = msgspec.field(default_factory=set)
     has_concluded: bool = False
+
+    def __post_init__(self) -> None:
+        self.unreported = set(self.hosts)
 
     def is_over(self) -> bool:
         """Whether nobody is left to report."""
-        return len(self.reported) == len(self.hosts)
+        return not self.unreported
 
     def missing(self) -> tuple[HostIndex, ...]:
         """Who has not reported, for people."""
-        return tuple(host for host in self.hosts if host not in self.reported)
+        return tuple(host for host in self.hosts if host in self.unreported)
 
 
 class WaitTable:
@@ -80,9 +83,22 @@ class WaitTable:
         if (wait_id, host) in self._orphans:
             self._orphans.discard((wait_id, host))
             return None
-        if wait is None or host not in wait.hosts or host in wait.reported:
+        if wait is None or host not in wait.unreported:
             raise LookupError(f"host {host} reports on wait {wait_id}, which does not wait for it: {wait}")
         self._note(wait, host)
+        return wait
+
+    def report_all(self, wait_id: WaitId, hosts: tuple[HostIndex, ...]) -> Wait | None:
+        """Like ``report``, for several hosts. Returns None if all of them were lost meanwhile, or there are none."""
+        wait = self.open.get(wait_id)
+        if wait is not None and wait.unreported.issuperset(hosts):
+            wait.unreported.difference_update(hosts)
+            if wait.is_over():
+                del self.open[wait_id]
+            return wait if hosts else None
+        wait = None
+        for host in hosts:
+            wait = self.report(wait_id, host) or wait
         return wait
 
     def lose(self, host: HostIndex) -> list[Wait]:
@@ -93,7 +109,7 @@ class WaitTable:
         """
         affected = []
         for wait in list(self.open.values()):
-            if host in wait.hosts and host not in wait.reported:
+            if host in wait.unreported:
                 self._orphans.add((wait.wait_id, host))
                 self._note(wait, host)
                 if not wait.has_concluded:
@@ -106,6 +122,6 @@ class WaitTable:
         self._orphans.clear()
 
     def _note(self, wait: Wait, host: HostIndex) -> None:
-        wait.reported.add(host)
+        wait.unreported.discard(host)
         if wait.is_over():
             del self.open[wait.wait_id]
