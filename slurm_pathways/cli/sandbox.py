@@ -68,6 +68,17 @@ def packages_(is_missing: bool) -> None:
     click.echo(" ".join(packages.missing(system.which) if is_missing else packages.DEBIAN_PACKAGES))
 
 
+@_command("render")
+@click.option("--nodes", "num_nodes", type=int, default=4, show_default=True, metavar="N", help="How many nodes.")
+@click.argument("target", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+def render(num_nodes: int, target: Path) -> None:
+    """Write the configuration files of a Slurm in containers (docker/) to DIR, usually /etc/slurm of an image."""
+    from slurm_pathways.sandbox import cluster, spec
+
+    with _errors():
+        cluster.render_for_containers(spec.SandboxSpec(num_nodes=num_nodes), target)
+
+
 @_command("up")
 @click.option("--nodes", "num_nodes", type=int, default=8, show_default=True, metavar="N", help="How many nodes.")
 @click.option("--netns", "has_netns", is_flag=True, help="Each node has a network of its own, which can be cut.")

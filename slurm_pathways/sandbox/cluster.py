@@ -236,8 +236,7 @@ class Sandbox:
         system.write(layout.record, encode(record), 0o644)
         for folder, mode in layout.folders(spec.nodes).items():
             system.make_folder(folder, mode)
-        for name, text in render.files(configuration.on_one_machine(spec, layout, addressing)).items():
-            system.write(layout.etc / name, text, 0o600 if name == "slurmdbd.conf" else 0o644)
+        _write_slurm_files(configuration.on_one_machine(spec, layout, addressing), layout.etc)
         system.write(layout.my_cnf, render.my_cnf(layout), 0o600)
         system.write(layout.munge_key, secrets.token_bytes(128), 0o400)
         for place in (LOGIN, *spec.nodes):
@@ -263,6 +262,18 @@ class Sandbox:
             return decode(path.read_bytes(), path)
         except (FileNotFoundError, NotADirectoryError):
             raise SandboxError(f"there is no sandbox in {self._root}: slurm-pathways sandbox up") from None
+
+
+def render_for_containers(spec: SandboxSpec, target: Path) -> None:
+    """Write the configuration of the containers of docker/compose.yaml, to be read as ``/etc/slurm``."""
+    (target / "plugstack.conf.d").mkdir(parents=True, exist_ok=True)
+    _write_slurm_files(configuration.in_containers(spec), target)
+
+
+def _write_slurm_files(cluster: configuration.Configuration, folder: Path) -> None:
+    for name, text in render.files(cluster).items():
+        # slurmdbd refuses a file that others can read: it may hold a password.
+        system.write(folder / name, text, 0o600 if name == "slurmdbd.conf" else 0o644)
 
 
 def _cut(performer: Performer) -> set[int]:

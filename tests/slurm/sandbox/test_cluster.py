@@ -97,6 +97,7 @@ def test_exec_is_the_command(sandbox: Sandbox, sandbox_command: SandboxCommand) 
     assert sandbox_command("exec", *where, "--", "sh", "-c", "exit 7").returncode == 7
     # Options of the command are the command's, also without "--".
     assert sandbox_command("exec", *where, "echo", "--dir", "a b").stdout == "--dir a b\n"
+    assert sandbox_command("exec", *where, "pwd").stdout == f"{Path.cwd()}\n"
     with subprocess.Popen(sandbox.command(["sleep", "60"]), env=sandbox.environ(os.environ)) as command:
         command.send_signal(signal.SIGINT)
         assert command.wait(10) == -signal.SIGINT
