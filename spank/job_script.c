@@ -51,6 +51,8 @@ int pathways_job_epilog(spank_t spank, int argc, char *argv[])
 		pathways_hook_describe(&result, message, sizeof(message));
 		slurm_error("pathways: job %u: node cleanup: %s %s%s%s", job_id, config.hook, message,
 		            result.output[0] ? ": " : "", result.output);
+	} else if (result.output[0]) {
+		slurm_info("pathways: job %u: node cleanup: %s", job_id, result.output);
 	}
 	return 0;
 }

@@ -183,6 +183,8 @@ int pathways_stepd_task_init(spank_t spank, int argc, char *argv[])
 	}
 	for (size_t i = 0; i < stepd.options.num_settings; i++)
 		set_variable(spank, stepd.options.settings[i].key->variable, stepd.options.settings[i].value);
+	/* The program may call srun itself, and its steps are its own. */
+	spank_unsetenv(spank, "SLURM_SPANK__SLURM_SPANK_OPTION_pathways_pathways");
 	set_variable(spank, "SLURM_PATHWAYS_TASK_COMMAND", stepd.config.command);
 	set_variable(spank, "SLURM_PATHWAYS_TASK_PROGRAM", task_argv[0]);
 	set_variable(spank, "SLURM_PATHWAYS_TASK_NODE_DIR", stepd.node_dir);

@@ -12,9 +12,11 @@ from slurm_pathways.slurm.states import ENDED, ExitStatus, split_state
 
 #: sacct's delimiter is "|" by default, and names and comments of users hold it; this byte they do not.
 DELIMITER = "\x1f"
+#: Texts that users choose stand before others: a line break in the last field would look like the end of its row.
 FIELDS = (
     "JobID",
     "JobName",
+    "Comment",
     "State",
     "ExitCode",
     "DerivedExitCode",
@@ -26,7 +28,6 @@ FIELDS = (
     "MaxRSS",
     "NodeList",
     "AllocTRES",
-    "Comment",
 )
 #: Arguments of sacct whose output ``parse`` reads. With SLURM_TIME_FORMAT=%s in its environment.
 ARGUMENTS = ("--duplicates", "--parsable2", f"--delimiter={DELIMITER}", f"--format={','.join(FIELDS)}")

@@ -118,7 +118,8 @@ def _directives(spec: SbatchSpec) -> list[str]:
         # One task per node is the unit in which CPUs are asked for; the command makes its own steps.
         ("ntasks-per-node", "1"),
         ("cpus-per-task", _number(spec.cpus_per_task, 1, "cpus_per_task")),
-        ("mem", None if memory is None else f"{_at_least(memory, 0, 'memory_mib_per_node')}M"),
+        # Without a unit: MiB.
+        ("mem", _number(memory, 0, "memory_mib_per_node")),
         ("gres", spec.gres),
         ("time", _number(spec.time_limit_min, 1, "time_limit_min")),
         ("partition", spec.partition),
