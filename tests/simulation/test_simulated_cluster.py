@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.core.status import Code
 from pathways_runtime.testing.random_program import RandomProgram
 from pathways_runtime.testing.simulated_client import WrongValue
 from pathways_runtime.testing.simulated_cluster import SimulatedCluster, Stuck
@@ -98,3 +99,54 @@ def test_a_lost_host_costs_what_it_had_a_part_in_and_nothing_else(seed):
     assert any("host 0 (node-0) was lost" in message for message in messages), messages
     # The slice that has lost nobody goes on for everybody.
     assert everywhere.num_checked > 0 or len(everywhere.failures) > 10
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_values_are_right_behind_relays(seed):
+    shape = {"num_slices": 2, "hosts_per_slice": 4, "devices_per_host": 2}
+    cluster = SimulatedCluster(seed, **shape, max_launches_in_flight=6, relay_fanout=2)
+    assert sorted(cluster.relays) == [0, 4]
+    meshes = meshes_of(cluster, (0, 4), (4, 8), (2, 6), (0, 8), (3, 4), (5, 6))
+    start_programs(cluster, 3, meshes, num_steps=60)
+    cluster.run()
+    assert min(client.num_checked for client in cluster.clients) >= 8
+    assert not any(client.failures for client in cluster.clients)
+    assert all(relay.num_told > 0 for relay in cluster.relays.values())
+
+
+def test_a_broken_order_behind_a_relay_gives_wrong_values():
+    cluster = SimulatedCluster(5, num_slices=1, hosts_per_slice=6, reordering=(1, 3), relay_fanout=3)
+    start_programs(cluster, 3, meshes_of(cluster, (0, 4), (2, 6), (1, 5)), num_steps=40)
+    with pytest.raises((WrongValue, Stuck)):
+        cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_lost_child_of_a_relay_costs_what_it_had_a_part_in_and_nothing_else(seed):
+    lose_in_cluster_with_relays(seed, host=1, lost={1})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_lost_relay_takes_the_executors_behind_it_along_and_nobody_hangs(seed):
+    failures = lose_in_cluster_with_relays(seed, host=0, lost={0, 1, 2})
+    for child in (1, 2):
+        assert failures[child].code is Code.DATA_LOSS
+        assert failures[child].message.startswith(f"host {child} (node-{child}) was lost at ")
+        assert failures[child].message.endswith("its relay, the supervisor of host 0 (node-0), is gone (gone)")
+
+
+def lose_in_cluster_with_relays(seed, host, lost):
+    shape = {"num_slices": 2, "hosts_per_slice": 3}
+    cluster = SimulatedCluster(seed, **shape, max_launches_in_flight=4, check_every=10, relay_fanout=2)
+    assert sorted(cluster.relays) == [0, 3]
+    meshes = meshes_of(cluster, (0, 3), (3, 6), (2, 5))
+    everywhere = cluster.add_client("everywhere")
+    RandomProgram(everywhere, cluster.clock, random.Random(seed), meshes, 60, may_chain_copies=False)
+    elsewhere = cluster.add_client("elsewhere")
+    RandomProgram(elsewhere, cluster.clock, random.Random(seed), meshes[1:2], 60)
+    cluster.clock.call_later(random.Random(seed).randrange(1_500_000), lambda: cluster.lose_host(host))
+    cluster.run()
+    assert set(cluster.lost_hosts) == lost
+    assert elsewhere.failures == [] and elsewhere.num_checked >= 8
+    assert everywhere.failures
+    return cluster.lost_hosts

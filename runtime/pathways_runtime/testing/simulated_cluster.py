@@ -8,6 +8,7 @@ from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
+from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WaitId, WorkerId
 from pathways_runtime.core.operations import Launch, Operation
 from pathways_runtime.core.session import events as sev
@@ -18,9 +19,12 @@ from pathways_runtime.testing.manual_clock import ManualClock
 from pathways_runtime.testing.simulated_client import Mesh, SimulatedClient, SimulatedSubmit
 from pathways_runtime.testing.simulated_executor import Cell, Communicator, MoveKey, SimulatedExecutor
 from pathways_runtime.testing.simulated_network import Network
+from pathways_runtime.testing.simulated_relay import SimulatedRelay
 
 _LONGEST_REORDERING_NS = 500_000
 _COMPILE_NS = 200_000
+#: How long executors go on after their relay is gone.
+_LONGEST_ENDING_NS = 200_000
 _FIRST_EXECUTOR = 1_000_000
 _FIRST_SUPERVISOR = 2_000_000
 
@@ -35,6 +39,7 @@ class SimulatedCluster:
     Args:
         reordering: hosts that break the order on purpose: they let launches of one session overtake another's.
         check_every: check the controller's invariants after every so many events.
+        relay_fanout: up to so many hosts are reached directly, more through relays.
     """
 
     def __init__(
@@ -47,12 +52,15 @@ class SimulatedCluster:
         reordering: Sequence[HostIndex] = (),
         check_every: int = 50,
         max_launches_in_flight: int = 24,
+        relay_fanout: int = RELAY_FANOUT,
     ) -> None:
         self.topology = Topology(num_slices, hosts_per_slice, devices_per_host, "simulated")
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.network = Network(self.clock, self.rng)
-        self.core = ControllerCore(self.topology, max_launches_in_flight=max_launches_in_flight)
+        self.core = ControllerCore(
+            self.topology, max_launches_in_flight=max_launches_in_flight, relay_fanout=relay_fanout
+        )
         self.clients: list[SimulatedClient] = []
         self.lost_hosts: dict[HostIndex, Status] = {}
         self.num_dispatched = 0
@@ -60,6 +68,10 @@ class SimulatedCluster:
             SimulatedExecutor(HostIndex(host), self.topology, self.clock, self.rng, self)
             for host in range(self.topology.num_hosts)
         ]
+        #: By the host where each runs.
+        self.relays: dict[HostIndex, SimulatedRelay] = {}
+        #: The relay that each host is reached through; None: directly.
+        self._relay_of: list[SimulatedRelay | None] = [None] * self.topology.num_hosts
         self._communicators: dict[Mesh, Communicator] = {}
         self._sent: set[MoveKey] = set()
         self._clients: dict[SessionId, SimulatedClient] = {}
@@ -77,7 +89,9 @@ class SimulatedCluster:
         for host in range(topology.num_hosts):
             executor = PeerId(_FIRST_EXECUTOR + host)
             platform = (topology.platform, "version", "kind", topology.devices_per_host)
-            self._tell(ev.ExecutorRegistered(executor, WorkerId(host), 1, host, "", "", *platform, 0))
+            relay = self._relay_of[host]
+            place = (None, 0) if relay is None else (relay.supervisor, relay.add_child(HostIndex(host)))
+            self._tell(ev.ExecutorRegistered(executor, WorkerId(host), 1, host, "", "", *platform, 0, *place))
         self.clock.run()
 
     # clients
@@ -140,7 +154,11 @@ class SimulatedCluster:
         return key in self._sent
 
     def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None:
-        self._from_executor(host, ev.Acknowledged(PeerId(_FIRST_EXECUTOR + host), launches, transfers))
+        relay = self._relay_of[host]
+        if relay is None:
+            self._from_executor(host, ev.Acknowledged(PeerId(_FIRST_EXECUTOR + host), launches, transfers))
+        elif not self.executors[host].is_lost:
+            relay.acknowledge(host, launches, transfers)
 
     def report_failed(
         self, host: HostIndex, session: SessionId, op_id: OpId, handles: tuple[Handle, ...], failure: Status
@@ -148,8 +166,11 @@ class SimulatedCluster:
         self._from_executor(host, ev.MemberFailed(PeerId(_FIRST_EXECUTOR + host), session, op_id, handles, failure))
 
     def arrays_ready(self, host: HostIndex, session: SessionId, wait_id: WaitId, failure: Status | None) -> None:
-        client = self._clients[session]
-        self._to_proxy(host, client, lambda: client.feed(sev.ArraysReady(wait_id, host, failure)))
+        client, relay = self._clients[session], self._relay_of[host]
+        if relay is None or failure is not None:
+            self._to_proxy(host, client, lambda: client.feed(sev.ArraysReady(wait_id, host, failure)))
+        elif not self.executors[host].is_lost:
+            relay.arrays_ready(host, session, wait_id)
 
     def fetched(
         self, host: HostIndex, session: SessionId, wait_id: WaitId, value: int | None, failure: Status | None
@@ -158,9 +179,23 @@ class SimulatedCluster:
         self._to_proxy(host, client, lambda: client.fetched(wait_id, host, value, failure))
 
     def lose_host(self, host: HostIndex) -> None:
-        """A host is gone, now: nothing comes from it any more, and its supervisor is gone too."""
+        """A host is gone, now: nothing comes from it any more, and its supervisor is gone too.
+
+        If that is a relay, executors behind it end when they notice.
+        """
         self.executors[host].is_lost = True
-        for peer in (PeerId(_FIRST_EXECUTOR + host), PeerId(_FIRST_SUPERVISOR + host)):
+        own, relay = self.relays.get(host), self._relay_of[host]
+        if own is not None:
+            own.is_lost = True
+            for child in own.children:
+                end = functools.partial(setattr, self.executors[child], "is_lost", True)
+                self.clock.call_later(self.rng.randrange(_LONGEST_ENDING_NS), end)
+        elif relay is not None:
+            relay.remove_child(host)
+        peers = [PeerId(_FIRST_SUPERVISOR + host)]
+        if own is None or own is not relay:
+            peers.insert(0, PeerId(_FIRST_EXECUTOR + host))
+        for peer in peers:
             self._tell(ev.PeerClosed(peer, "gone", self.clock.now_ns))
 
     # running
@@ -229,11 +264,22 @@ class SimulatedCluster:
                     self._to_executor(
                         HostIndex(peer - _FIRST_EXECUTOR), functools.partial(executor.close_session, session)
                     )
+            case ins.ReportReady(_, session, wait_id, hosts):
+                client = self._clients[session]
+                self._from_controller(client, functools.partial(client.feed, sev.ReadyOnHosts(wait_id, hosts)))
+            case ins.StartRelay(peer):
+                host = HostIndex(peer - _FIRST_SUPERVISOR)
+                self.relays[host] = SimulatedRelay(host, peer, self.clock, self.network, self._tell)
+                self._tell(ev.RelayListening(peer, str(host)))
+            case ins.StartExecutor(peer, _, relay_address):
+                if relay_address:
+                    self._relay_of[peer - _FIRST_SUPERVISOR] = self.relays[HostIndex(int(relay_address))]
             case ins.Refuse(peer, reason):
-                assert peer >= _FIRST_EXECUTOR and self.executors[peer - _FIRST_EXECUTOR].is_lost, reason
+                host = HostIndex(peer - _FIRST_EXECUTOR)
+                relay = self._relay_of[host] if 0 <= host < len(self.executors) else None
+                assert host >= 0 and (self.executors[host].is_lost or (relay is not None and relay.is_lost)), reason
             case (
-                ins.StartExecutor()
-                | ins.StopExecutor()
+                ins.StopExecutor()
                 | ins.BindExecutors()
                 | ins.OpenSession()
                 | ins.EndSession()
@@ -245,11 +291,18 @@ class SimulatedCluster:
                 raise TypeError(f"nobody performs {instruction!r}")
 
     def _start_on(self, hosts: tuple[HostIndex, ...], seq: int, session: SessionId, operation: Operation) -> None:
+        relayed: dict[HostIndex, dict[HostIndex, Callable[[], None]]] = {}
         for host in hosts:
             start: Callable[[], None] = functools.partial(self.executors[host].start, seq, session, operation)
             if (reordering := self._reordering.get(host)) is not None:
                 start = functools.partial(reordering.start, session, operation)
-            self._to_executor(host, start)
+            relay = self._relay_of[host]
+            if relay is None:
+                self._to_executor(host, start)
+            else:
+                relayed.setdefault(relay.host, {})[host] = start
+        for relay_host, starts in relayed.items():
+            self.relays[relay_host].pass_on(starts)
 
     def _compile_on(self, host: HostIndex, told: ins.CompileMember) -> None:
         def load() -> None:
@@ -274,12 +327,20 @@ class SimulatedCluster:
     def _to_controller(self, sender: str, event: ev.Event) -> None:
         self.network.link(sender, "controller").send(functools.partial(self._tell, event))
 
-    def _from_executor(self, host: HostIndex, event: ev.Event) -> None:
-        if not self.executors[host].is_lost:
+    def _from_executor(self, host: HostIndex, event: ev.PeerEvent) -> None:
+        if self.executors[host].is_lost:
+            return
+        relay = self._relay_of[host]
+        if relay is None:
             self._to_controller(str(host), event)
+        else:
+            relay.forward(host, event)
 
     def _to_executor(self, host: HostIndex, deliver: Callable[[], None]) -> None:
-        if not self.executors[host].is_lost:
+        relay = self._relay_of[host]
+        if relay is not None:
+            relay.pass_on({host: deliver})
+        elif not self.executors[host].is_lost:
             self.network.link("controller", str(host)).send(deliver)
 
     def _to_proxy(self, host: HostIndex, client: SimulatedClient, deliver: Callable[[], None]) -> None:

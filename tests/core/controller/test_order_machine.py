@@ -1,11 +1,14 @@
 """Random sessions, losses and acknowledgements, held against a second, simple statement of the contract."""
 
+from typing import ClassVar
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.relay import Aggregation
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.controller_driver import Driver, Operation
 
@@ -16,10 +19,11 @@ host_sets = st.sets(st.integers(0, NUM_HOSTS - 1), min_size=1).map(lambda hosts:
 
 class OrderMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
+    options: ClassVar[dict[str, int]] = {}
 
     @initialize()
     def start(self):
-        self.driver = Driver(Topology(2, 2, 1, "cpu"), max_launches_in_flight=LIMIT).start()
+        self.driver = Driver(Topology(2, 2, 1, "cpu"), max_launches_in_flight=LIMIT, **self.options).start()
         self.submitted = {}
         self.next_op = {}
         self.next_handle = {}
@@ -113,9 +117,12 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(host=st.integers(0, NUM_HOSTS - 1), data=st.data())
     def complete(self, host, data):
-        if host not in self.silent and self.in_flight[host]:
-            count = data.draw(st.integers(1, self.in_flight[host]), label="completed")
+        if host not in self.silent and self.completable(host):
+            count = data.draw(st.integers(1, self.completable(host)), label="completed")
             self.acknowledge(host, count, ())
+
+    def completable(self, host):
+        return self.in_flight[host]
 
     @rule(data=st.data())
     def start_transfers(self, data):
@@ -132,6 +139,9 @@ class OrderMachine(RuleBasedStateMachine):
             for host in operation.senders
             if host not in self.silent and (*key, host) not in self.started
         ]
+
+    def settle(self):
+        """Nothing that was acknowledged is on its way any more."""
 
     def acknowledge(self, host, count, transfers):
         self.in_flight[host] -= count
@@ -175,10 +185,11 @@ class OrderMachine(RuleBasedStateMachine):
             if not self.driver.waiting():
                 break
             for host in range(NUM_HOSTS):
-                if host not in self.lost and self.in_flight[host]:
-                    self.acknowledge(host, self.in_flight[host], ())
+                if host not in self.lost and self.completable(host):
+                    self.acknowledge(host, self.completable(host), ())
             for session, op_id, host in self.pending_starts():
                 self.acknowledge(host, 0, ((session, op_id),))
+            self.settle()
         assert self.driver.waiting() == {}, "something waits though everybody has done what was asked"
         attached = {entry["id"] for entry in self.driver.core.report(0)["sessions"]}
         assert {key for key in self.submitted if key[0] in attached} <= self.place.keys()
@@ -186,7 +197,72 @@ class OrderMachine(RuleBasedStateMachine):
         assert all(order == sorted(set(order)) for order in orders)
 
 
-OrderMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class RelayedOrderMachine(OrderMachine):
+    """The same, and every executor is behind a relay, which adds up what it says; a relay may be lost too."""
+
+    options: ClassVar[dict[str, int]] = {"relay_fanout": 2}
+
+    @initialize()
+    def start(self):
+        super().start()
+        places = self.driver.places
+        assert [places[host][0] for host in range(NUM_HOSTS)] == [10000, 10000, 10002, 10002]
+        self.aggregations = {10000: Aggregation(), 10002: Aggregation()}
+        for relay, child in places.values():
+            self.aggregations[relay].add_child(child)
+        # Said to the relay, not yet to the controller.
+        self.untold = [0] * NUM_HOSTS
+        self.untold_starts = set()
+
+    def completable(self, host):
+        return self.in_flight[host] - self.untold[host]
+
+    def pending_starts(self):
+        return [start for start in super().pending_starts() if start not in self.untold_starts]
+
+    def acknowledge(self, host, count, transfers):
+        relay, child = self.driver.places[host]
+        self.aggregations[relay].acknowledge(child, count, transfers, now_ns=0)
+        self.untold[host] += count
+        self.untold_starts |= {(*key, host) for key in transfers}
+        if self.aggregations[relay].is_due(now_ns=0):
+            self.tell(relay)
+
+    @rule(relay=st.sampled_from([10000, 10002]))
+    def tell(self, relay):
+        told = self.aggregations[relay].take()
+        for host in range(NUM_HOSTS):
+            if self.driver.places[host][0] == relay:
+                if host not in self.silent:
+                    self.in_flight[host] -= self.untold[host]
+                    self.started |= {start for start in self.untold_starts if start[2] == host}
+                self.untold[host] = 0
+                self.untold_starts = {start for start in self.untold_starts if start[2] != host}
+        if any(self.driver.places[host][0] == relay and host not in self.gone_relays for host in range(NUM_HOSTS)):
+            out = self.driver.send(ev.ChildrenAcknowledged(relay, told.completed, told.transfers_started, told.ready))
+            assert not any(isinstance(i, ins.Refuse) for i in out)
+            self.note(out)
+
+    def settle(self):
+        for relay in self.aggregations:
+            self.tell(relay)
+
+    @property
+    def gone_relays(self):
+        """Hosts whose relay is gone."""
+        return getattr(self, "_gone", set())
+
+    @precondition(lambda self: not self.silent)
+    @rule(relay=st.sampled_from([10000, 10002]))
+    def lose_relay(self, relay):
+        self._gone = {host for host in range(NUM_HOSTS) if self.driver.places[host][0] == relay}
+        self.silent |= self._gone
+        self.note(self.driver.send(ev.PeerClosed(relay, "gone", self.driver.now_ns)))
+        assert self.lost == self._gone
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+OrderMachine.TestCase.settings = SETTINGS
+RelayedOrderMachine.TestCase.settings = SETTINGS
 TestOrderMachine = OrderMachine.TestCase
+TestRelayedOrderMachine = RelayedOrderMachine.TestCase
