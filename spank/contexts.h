@@ -16,6 +16,7 @@
 
 /* client.c: srun, sbatch, salloc. */
 int pathways_client_init(spank_t spank, int argc, char *argv[]);
+int pathways_srun_init_post_opt(spank_t spank, int argc, char *argv[]);
 
 /* slurmstepd.c: the daemon that runs one step on one node. */
 int pathways_stepd_init(spank_t spank, int argc, char *argv[]);

@@ -25,6 +25,8 @@ int slurm_spank_init(spank_t spank, int argc, char *argv[])
 int slurm_spank_init_post_opt(spank_t spank, int argc, char *argv[])
 {
 	switch (spank_context()) {
+	case S_CTX_LOCAL:
+		return pathways_srun_init_post_opt(spank, argc, argv);
 	case S_CTX_REMOTE:
 		return pathways_stepd_init_post_opt(spank, argc, argv);
 	default:

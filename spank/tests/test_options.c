@@ -51,11 +51,24 @@ static void refused(const char *text, const char *wanted)
 	CHECK_TEXT(message, wanted);
 }
 
+static void refused_key(const char *text, const char *quoted)
+{
+	char wanted[1024];
+
+	snprintf(wanted, sizeof(wanted), "unknown key '%s'; allowed are ", quoted);
+	for (size_t i = 0; i < pathways_num_keys; i++) {
+		strcat(wanted, i ? ", " : "");
+		strcat(wanted, pathways_keys[i].name);
+	}
+	strcat(wanted, ", and 'off' alone");
+	refused(text, wanted);
+}
+
 static void test_messages(void)
 {
-	refused("slice=2", "unknown key 'slice'; allowed are slices, hosts-per-slice, devices-per-host, platform, spares, "
-	                   "compile-cache, force-sockets, keep-logs, startup-timeout-s, failure-grace-s, kill-after-s, and "
-	                   "'off' alone");
+	refused_key("slice=2", "slice");
+	refused_key("=1", "");
+	refused_key("a\nb", "a?b");
 	refused("slices=two", "slices must be a whole number from 1 to 65536, not 'two'");
 	refused("slices=", "slices must be a whole number from 1 to 65536, not ''");
 	refused("slices=-1", "slices must be a whole number from 1 to 65536, not '-1'");
@@ -73,9 +86,6 @@ static void test_messages(void)
 	refused("slices=1,", "there is a comma too many; write key=value,key=value");
 	refused(",", "there is a comma too many; write key=value,key=value");
 	refused("slices=1,,spares=1", "there is a comma too many; write key=value,key=value");
-	refused("=1", "unknown key ''; allowed are slices, hosts-per-slice, devices-per-host, platform, spares, "
-	              "compile-cache, force-sockets, keep-logs, startup-timeout-s, failure-grace-s, kill-after-s, and "
-	              "'off' alone");
 }
 
 static void test_every_key_at_once(void)

@@ -97,6 +97,16 @@ def test_a_step_that_does_not_ask_is_as_ever(run: Run) -> None:
     assert (done.returncode, done.stdout) == (0, "plain\nplain\n")
 
 
+def test_a_jax_program_cannot_mistake_a_node_without_the_plugin_for_the_runtime(run: Run) -> None:
+    probe = ("sh", "-c", "echo platforms=$JAX_PLATFORMS")
+    assert "\nplatforms=proxy\n" in run("srun", "-N1", "--pathways", *probe).stdout
+    assert (
+        "\nplatforms=proxy,cpu\n" in run("env", "JAX_PLATFORMS=proxy,cpu", "srun", "-N1", "--pathways", *probe).stdout
+    )
+    assert run("srun", "-N1", *probe).stdout == "platforms=\n"
+    assert run("srun", "-N1", "--pathways=off", *probe).stdout == "platforms=\n"
+
+
 def test_a_wrong_value_is_refused_before_anything_starts(run: Run) -> None:
     for argv in (
         ("srun", "-N1", "--pathways=slice=2", "echo", "ran"),
