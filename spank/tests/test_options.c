@@ -96,7 +96,7 @@ static void test_every_key_at_once(void)
 		if (i)
 			strcat(text, ",");
 		strcat(text, pathways_keys[i].name);
-		strcat(text, "=1");
+		strcat(text, pathways_keys[i].kind == PATHWAYS_FLAG ? "=1" : "=2");
 	}
 	CHECK(parse(text) == 0 && options.num_settings == pathways_num_keys);
 }
