@@ -97,7 +97,7 @@ def plug_in(inits: Iterable[tuple[int, int]], bridge: str) -> str:
             line
             for index, pid in inits
             for line in (
-                f"link add {port(index)} type veth peer name eth0 netns {pid}",
+                f"link add {port(index)} type veth peer name eth0 address {_mac(index)} netns {pid}",
                 f"link set {port(index)} master {bridge} up",
             )
         )
@@ -129,6 +129,11 @@ def move(indices: Iterable[int], bridge: str) -> str:
 def port(index: int) -> str:
     """The device of a node in the login's network."""
     return f"port{index}"
+
+
+def _mac(index: int) -> str:
+    """A node's hardware address: it keeps it over reboots, as peers remember it."""
+    return f"02:00:0a:4d:01:{index + 1:02x}"
 
 
 def _lines(*lines: str) -> str:

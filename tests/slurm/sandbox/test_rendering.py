@@ -151,6 +151,12 @@ def test_only_with_netns_is_there_a_network_to_enter() -> None:
     assert places.network_argv(7, SandboxSpec(), ["ip", "link"]) == ("ip", "link")
 
 
+def test_a_node_keeps_its_hardware_address() -> None:
+    assert places.plug_in([(9, 4711)], places.LAN) == (
+        "link add port9 type veth peer name eth0 address 02:00:0a:4d:01:0a netns 4711\nlink set port9 master lan up\n"
+    )
+
+
 def test_the_slurm_that_a_user_is_in_does_not_reach_the_sandbox() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_PATHWAYS_RUNS": "/r", "HOME": "/h"}
     assert plan.user_environ(LAYOUT, environ) == {
