@@ -21,16 +21,23 @@ def test_what_a_client_needs_is_set_and_the_rest_is_kept() -> None:
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
         "SLURM_PATHWAYS_RUN_DIR": "/run",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_STORES": "64",
     }
 
 
 @pytest.mark.parametrize("platforms", ["proxy", "proxy,cpu", "proxy, cpu"])
-def test_the_users_platforms_and_log_level_are_kept(platforms: str) -> None:
-    environ = {"JAX_PLATFORMS": platforms, "TF_CPP_MIN_LOG_LEVEL": "0"}
+def test_what_the_user_has_chosen_is_kept(platforms: str) -> None:
+    users = {
+        "JAX_PLATFORMS": platforms,
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "GLIBC_TUNABLES": "glibc.malloc.arena_max=2",
+        "IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_STORES": "0",
+    }
+    environ = dict(users)
     check_client_environment(environ)
     result = client_environment(environ, ADDRESS, RUN_DIR)
-    assert result["JAX_PLATFORMS"] == platforms
-    assert result["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert {name: result[name] for name in users} == users
 
 
 @pytest.mark.parametrize(
