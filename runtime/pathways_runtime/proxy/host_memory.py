@@ -13,7 +13,7 @@ import numpy as np
 from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, class_bytes
 
 #: What may be in use before clients are held back. Clients that wait for nothing of ours are held back by nothing else.
-DEFAULT_BUDGET_BYTES = 1 << 30
+DEFAULT_BUDGET_BYTES = 512 << 20
 #: Smaller buffers are neither counted nor kept.
 MIN_COUNTED_BYTES = 64 << 10
 #: What may lie ready.
