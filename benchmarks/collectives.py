@@ -58,7 +58,7 @@ def chain_of_psums(num_calls: int = 200, repeats: int = 5) -> Figures:
 
 
 @workload
-def chains_of_known_duration(durations_ms: list[float], num_calls: int = 60, repeats: int = 3) -> Figures:
+def chains_of_known_duration(durations_ms: list[float], num_calls: int = 60, repeats: int = 5) -> Figures:
     """Dependent programs over all devices that take a known time without using the processor; calls per second by
     duration. They have no collective in them: gloo's own time is not what is asked for."""
     import jax
