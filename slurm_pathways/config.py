@@ -162,6 +162,7 @@ class RuntimeSpec:
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
     kill_after_s: float = 10.0
+    relay_fanout: int = 32
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
@@ -216,6 +217,14 @@ SETTINGS: tuple[Setting, ...] = (
         86400,
     ),
     Setting("kill_after_s", "kill_after_s", Kind.SECONDS, "From that SIGTERM to SIGKILL.", 0, 3600),
+    Setting(
+        "relay_fanout",
+        "relay_fanout",
+        Kind.COUNT,
+        "With more hosts than this, the controller reaches them through relays, about so many.",
+        2,
+        1024,
+    ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 

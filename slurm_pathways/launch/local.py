@@ -209,6 +209,7 @@ class LocalRuntime:
             *("--devices-per-host", spec.devices_per_host),
             *("--platform", spec.platform),
             *("--spares", spec.num_spares),
+            *("--relay-fanout", spec.relay_fanout),
         )
         for worker_id in range(spec.num_hosts):
             self._start_component(

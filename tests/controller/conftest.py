@@ -91,8 +91,9 @@ class ControllerProcess:
             assert received, f"the controller ended before it announced {event!r}"
             self.unread += received
 
-    def connect(self, role: str, version: int = msg.PROTOCOL_VERSION) -> Peer:
-        peer = Peer(self.address, role, version)
+    def connect(self, role: str, version: int = msg.PROTOCOL_VERSION, address: str | None = None) -> Peer:
+        """Connect to the controller, or to a relay at ``address``."""
+        peer = Peer(address or self.address, role, version)
         self.peers.append(peer)
         return peer
 
