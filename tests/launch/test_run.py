@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_pathways.launch.run_folder import live_runs, read_record
+from slurm_pathways.launch.run_folder import RunRecord, live_runs, read_record
 
 DEADLINE_S = 20.0
 
@@ -192,7 +192,7 @@ def test_the_program_survives_the_loss_of_a_host(run_in_child: list[str], runs_r
 def test_a_killed_launcher_leaves_nothing(run_in_child: list[str], runs_root: Path, number: signal.Signals) -> None:
     code = "import signal, time; signal.signal(15, lambda *_: exit(0)); print('up'); time.sleep(600)"
     with _running([*run_in_child, *_python(code)]) as process:
-        [(path, record)] = live_runs(runs_root)
+        path, record = _recorded(runs_root)
         assert record.program is not None
         program, components = psutil.Process(record.program.pid), [psutil.Process(c.pid) for c in record.components]
         if number is signal.SIGSTOP:
@@ -207,7 +207,7 @@ def test_a_killed_launcher_leaves_nothing(run_in_child: list[str], runs_root: Pa
 
 def test_what_two_kills_left_is_removed_by_the_next_run(run_in_child: list[str], runs_root: Path) -> None:
     with _running([*run_in_child, *_python("import time; print('up'); time.sleep(600)")]) as process:
-        [(path, record)] = live_runs(runs_root)
+        path, record = _recorded(runs_root)
         caretakers = [p for p in psutil.Process(process.pid).children() if "caretaker.py" in " ".join(p.cmdline())]
         assert record.program is not None
         program = psutil.Process(record.program.pid)
@@ -261,6 +261,13 @@ def test_ctrl_z_stops_and_continues_both(run_in_child: list[str]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.close(terminal)
+
+
+def _recorded(runs_root: Path) -> tuple[Path, RunRecord]:
+    """The only run, once it has written down its program, which may have begun a little earlier."""
+    _wait_until(lambda: live_runs(runs_root)[0][1].program is not None, "the record of the program")
+    [(path, record)] = live_runs(runs_root)
+    return path, record
 
 
 def _pid(runs_root: Path, component: str) -> int:
