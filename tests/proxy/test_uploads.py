@@ -67,27 +67,33 @@ def address(memory: memoryview) -> int:
 
 def test_memory_is_counted_until_its_last_view_is_gone_and_used_again() -> None:
     async def body() -> None:
-        memory = HostMemory(budget_bytes=3 * MIB)
+        memory = HostMemory(budget_bytes=4 * MIB)
         taken = memory.take(2 * MIB)
         assert (len(taken), address(taken) % 64, memory.in_use_bytes) == (2 * MIB, 0, 2 * MIB)
         other = memory.take(2 * MIB)
+        assert not memory.is_scarce
+        another = memory.take(MIB)
         assert memory.is_scarce
         part = taken[5:]
         before = address(taken)
-        del taken
-        await asyncio.sleep(0)
-        assert memory.in_use_bytes == 4 * MIB
+        del taken, another
+        await until(lambda: memory.in_use_bytes == 4 * MIB, "one is taken back")
+        assert memory.free_bytes == 0, "more than the budget is not kept"
         thread = threading.Thread(target=part.release)
         thread.start()
         thread.join(DEADLINE_S)
         del part, thread
         await until(lambda: memory.in_use_bytes == 2 * MIB, "what was dropped on a thread is taken back")
-        assert not memory.is_scarce
         assert memory.free_bytes == 2 * MIB
         again = memory.take(2 * MIB - 100)
         assert address(again) == before
         assert memory.free_bytes == 0
-        del other, again
+        del again
+        await until(lambda: memory.free_bytes == 2 * MIB, "it is taken back")
+        large = memory.take(3 * MIB, headroom_bytes=64)
+        assert (len(large), address(large[64:]) % 64) == (3 * MIB + 64, 0)
+        assert memory.free_bytes == 0, "what is in use goes before what lies ready"
+        del other, large
 
     run(body)
 
@@ -104,10 +110,9 @@ def test_small_buffers_are_not_counted() -> None:
 
 def test_idle_memory_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_IDLE_S", 0.01)
-    monkeypatch.setattr(host_memory, "_MAX_FREE_BYTES", 4 * MIB)
 
     async def body() -> None:
-        memory = HostMemory()
+        memory = HostMemory(budget_bytes=4 * MIB)
         taken = [memory.take(3 * MIB), memory.take(1 * MIB), memory.take(1 * MIB)]
         while taken:
             taken.pop(0)

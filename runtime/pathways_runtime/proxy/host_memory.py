@@ -5,6 +5,8 @@ of about the same size; then the system has it back.
 """
 
 import asyncio
+import contextlib
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,9 @@ from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, 
 DEFAULT_BUDGET_BYTES = 512 << 20
 #: Smaller buffers are neither counted nor kept.
 MIN_COUNTED_BYTES = 64 << 10
-#: What may lie ready.
-_MAX_FREE_BYTES = 512 << 20
+#: Behind every block: to align it, and for what is wanted in front of it.
+_SLACK_BYTES = 2 * ALIGNMENT_BYTES
+_MIN_MAPPED_BYTES = 1 << 20
 #: For at least so long, and at most twice.
 _IDLE_S = 0.5
 
@@ -26,7 +29,8 @@ class HostMemory:
     """Made on the event loop. ``take`` is called there; what it gives may be dropped on any thread.
 
     Args:
-        budget_bytes: see ``DEFAULT_BUDGET_BYTES``. Nothing is refused beyond it: ``is_scarce`` says so.
+        budget_bytes: see ``DEFAULT_BUDGET_BYTES``. Nothing is refused beyond it: ``is_scarce`` says so. What lies ready
+            is given up in favour of what is in use.
     """
 
     def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
@@ -44,26 +48,31 @@ class HostMemory:
         """More is in use than the budget allows."""
         return self.in_use_bytes > self._budget_bytes
 
-    def take(self, num_bytes: int) -> memoryview:
+    def take(self, num_bytes: int, headroom_bytes: int = 0) -> memoryview:
         """Memory of no particular contents. It is in use until the last view of it is gone.
 
+        Args:
+            headroom_bytes: at most ``ALIGNMENT_BYTES`` more, in front of what is aligned.
+
         Raises:
-            MemoryError, ValueError: it is too much.
+            MemoryError, OverflowError, ValueError: it is too much.
         """
         if num_bytes < MIN_COUNTED_BYTES:
-            return memoryview(bytearray(num_bytes))
+            return memoryview(bytearray(headroom_bytes + num_bytes))
         size = class_bytes(num_bytes)
         free = self._free.get(size)
         if free:
             memory, _ = free.pop()
             self.free_bytes -= size
+            if not free:
+                del self._free[size]
         else:
-            # numpy asks for huge pages. They are touched when bytes come: what a client announces costs nothing.
-            memory = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+            memory = _new_memory(size + _SLACK_BYTES)
         self.in_use_bytes += size
-        skip = -memory.ctypes.data % ALIGNMENT_BYTES
+        self._make_room(0)
+        start = -memory.ctypes.data % ALIGNMENT_BYTES + ALIGNMENT_BYTES
         lease = _Lease(memory, self._dropped)
-        return np.asarray(lease)[skip : skip + num_bytes].data
+        return np.asarray(lease)[start - headroom_bytes : start + num_bytes].data
 
     def _dropped(self, memory: Bytes) -> None:
         # Any thread, and within the collection of garbage.
@@ -71,13 +80,23 @@ class HostMemory:
             self._loop.call_soon_threadsafe(self._take_back, memory)
 
     def _take_back(self, memory: Bytes) -> None:
-        size = memory.nbytes - ALIGNMENT_BYTES
+        size = memory.nbytes - _SLACK_BYTES
         self.in_use_bytes -= size
-        if self.free_bytes + size > _MAX_FREE_BYTES:
+        if not self._make_room(size):
             return
         self._free.setdefault(size, []).append((memory, self._round))
         self.free_bytes += size
         self._schedule_trim()
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Give up what lies ready until so many bytes more are within the budget; whether they are."""
+        while self._free and self.in_use_bytes + self.free_bytes + num_bytes > self._budget_bytes:
+            size, free = next(iter(self._free.items()))
+            free.pop(0)
+            self.free_bytes -= size
+            if not free:
+                del self._free[size]
+        return self.in_use_bytes + self.free_bytes + num_bytes <= self._budget_bytes
 
     def _schedule_trim(self) -> None:
         if not self._is_trim_due:
@@ -97,6 +116,23 @@ class HostMemory:
         self._round += 1
         if self._free:
             self._schedule_trim()
+
+
+def _new_memory(num_bytes: int) -> Bytes:
+    """Pages that are touched when bytes come, so that what a client announces costs nothing.
+
+    Mapped: the allocator would keep what is given up, and use small pages.
+    """
+    if num_bytes < _MIN_MAPPED_BYTES:
+        return np.empty(num_bytes, np.uint8)
+    try:
+        mapping = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as failure:
+        raise MemoryError(f"cannot map {num_bytes} bytes: {failure.strerror}") from failure
+    # Kernels without them refuse.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 class _Lease:

@@ -97,7 +97,7 @@ class HostBufferUpload:
     def _take_memory(self) -> memoryview:
         if self._memory is None:
             try:
-                self._memory = self._session.memory.take(_MARGIN_BYTES + self._num_bytes)
+                self._memory = self._session.memory.take(self._num_bytes, _MARGIN_BYTES)
             except (MemoryError, OverflowError, ValueError) as failure:
                 raise error(
                     Code.RESOURCE_EXHAUSTED,
