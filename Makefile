@@ -59,8 +59,12 @@ lint: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# What the tests of the Slurm side need: the sandbox's daemons, and a compiler with Slurm's headers for the plugin.
+packages: $(STAMPS)/installed-test-$(DEPENDENCIES)
+	@.ci/debian-packages $$($(VENV)/bin/slurm-pathways sandbox packages) gcc libc6-dev libslurm-dev
+
 # The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
-test: lint
+test: lint packages
 	$(VENV)/bin/pytest --wheel=$(VENV)/dist $(PYTEST_ARGS)
 
 test-matrix: $(STAMPS)/wheel
