@@ -40,8 +40,9 @@ def main(names: tuple[str, ...], only_list: bool, output: Path | None, plot: Pat
         text += "\n\n" + peers.table()
     if "simulated_dispatch" in (names or by_name):
         text += "\n\n" + simulation.table(simulation.costs())
+        text += "\n\nWithout relays:\n\n" + simulation.table(simulation.direct_costs())
         if plot is not None:
-            simulation.plot(simulation.costs(), plot)
+            simulation.plot(simulation.costs(), simulation.direct_costs(), plot)
     if failed:
         text += "\n\nNot measured:\n\n" + "\n".join(f"* {line}" for line in failed)
     click.echo(text)

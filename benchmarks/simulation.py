@@ -15,52 +15,59 @@ MOST_GROWTH = 4.0
 
 @functools.cache
 def costs() -> tuple[DispatchCost, ...]:
-    """One measurement per number of hosts; the best of three, as other processes only ever add to it."""
+    """One measurement per number of hosts; the best of five, as other processes only ever add to it."""
     return tuple(
-        min((measure_dispatch_cost(hosts) for _ in range(3)), key=lambda cost: cost.total_us) for hosts in NUM_HOSTS
+        min((measure_dispatch_cost(hosts) for _ in range(5)), key=lambda cost: cost.total_us) for hosts in NUM_HOSTS
+    )
+
+
+@functools.cache
+def direct_costs() -> tuple[DispatchCost, ...]:
+    """The same without relays: every host has a connection of its own."""
+    return tuple(
+        min(
+            (measure_dispatch_cost(hosts, 128, relay_fanout=hosts, num_waits=2) for _ in range(2)),
+            key=lambda cost: cost.total_us,
+        )
+        for hosts in NUM_HOSTS
     )
 
 
 @rows(11)
 def simulated_dispatch() -> Iterator[Row]:
-    """What grows with hosts is one message per host and turn; what is thought about an operation does not."""
+    """Everything that runs in proxy and controller, sockets included."""
     measured = costs()
     fewest, most = measured[0], measured[-1]
     yield Row(
-        f"simulated: CPU of proxy and controller per dispatch over {most.num_hosts:,} hosts, without messages per host",
-        "us",
-        most.thinking_us,
-        at_least=MOST_GROWTH * fewest.thinking_us,
-        aim=1.2 * fewest.thinking_us,
-        smaller_is_better=True,
-        compared=(Figure(f"{fewest.num_hosts} hosts", fewest.thinking_us),),
-    )
-    yield Row(
-        f"simulated: the same with one message to and from each of {most.num_hosts:,} hosts per "
-        f"{most.launches_per_turn} launches",
+        f"simulated: CPU of proxy and controller per dispatch over {most.num_hosts:,} hosts",
         "us",
         most.total_us,
         at_least=MOST_GROWTH * fewest.total_us,
+        aim=1.2 * fewest.total_us,
         smaller_is_better=True,
-        compared=(Figure(f"{fewest.num_hosts} hosts", fewest.total_us),),
+        compared=(
+            *(Figure(f"{cost.num_hosts:,} hosts", cost.total_us) for cost in measured[:-1]),
+            Figure(f"{most.num_hosts:,} hosts without relays", direct_costs()[-1].total_us),
+        ),
         remarks="the Pathways paper needs 35,000 us at 512 hosts to hide its dispatch",
     )
 
 
 def table(measured: Sequence[DispatchCost]) -> str:
-    """Microseconds per dispatch, part by part."""
-    parts = ("session", "submit", "order", "stream", "hand_over", "acknowledge", "thinking", "total")
-    lines = [f"| hosts | {' | '.join(part.replace('_', ' ') for part in parts)} |", "|---" * (len(parts) + 1) + "|"]
+    """Microseconds per dispatch, part by part; the last column is per wait."""
+    parts = ("session", "submit", "order", "stream", "hand_over", "acknowledge", "total", "wait")
+    names = ("hosts", "streams", *(part.replace("_", " ") for part in parts))
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for cost in measured:
-        cells = " | ".join(f"{getattr(cost, f'{part}_us'):.1f}" for part in parts)
-        lines.append(f"| {cost.num_hosts:,} | {cells} |")
+        cells = " | ".join(f"{getattr(cost, f'{part}_us'):,.1f}" for part in parts)
+        lines.append(f"| {cost.num_hosts:,} | {cost.num_streams:,} | {cells} |")
     return "\n".join(lines)
 
 
-def plot(measured: Sequence[DispatchCost], path: Path) -> None:
-    """Draw both curves over hosts, both axes logarithmic, as an SVG file."""
+def plot(measured: Sequence[DispatchCost], directly: Sequence[DispatchCost], path: Path) -> None:
+    """Draw the curves over hosts, with relays and without, both axes logarithmic, as an SVG file."""
     width, height, left, bottom = 640, 360, 70, 50
-    largest = max(cost.total_us for cost in measured)
+    largest = max(cost.total_us for cost in (*measured, *directly))
     decades = range(math.ceil(math.log10(largest)) + 1)
 
     def x(hosts: float) -> float:
@@ -79,14 +86,16 @@ def plot(measured: Sequence[DispatchCost], path: Path) -> None:
         f'<text x="{x(cost.num_hosts):.1f}" y="{height - bottom + 20}" text-anchor="middle">{cost.num_hosts:,}</text>'
         for cost in measured
     ]
-    for name, color, values in (
-        ("all, with one message per host and turn", "#c33", [cost.total_us for cost in measured]),
-        ("per operation", "#36c", [cost.thinking_us for cost in measured]),
+    for name, color, below, values in (
+        ("every host connected to the controller", "#999", -10, [cost.total_us for cost in directly]),
+        ("beyond 32 hosts through relays", "#c33", -10, [cost.total_us for cost in measured]),
+        ("of that, without messages per stream", "#36c", 18, [cost.thinking_us for cost in measured]),
     ):
         points = [(x(cost.num_hosts), y(value)) for cost, value in zip(measured, values, strict=True)]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         marks.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
-        marks.append(f'<text x="{points[0][0] + 8:.1f}" y="{points[0][1] - 8:.1f}" fill="{color}">{name}</text>')
+        end_x, end_y = points[-1]
+        marks.append(f'<text x="{end_x:.1f}" y="{end_y + below:.1f}" text-anchor="end" fill="{color}">{name}</text>')
     marks.append(f'<text x="{(left + width) / 2}" y="{height - 8}" text-anchor="middle">hosts</text>')
     style = 'font-family="sans-serif" font-size="12"'
     body = "\n".join(marks)
