@@ -20,7 +20,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
 SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
 
-.PHONY: help demo test test-matrix lint bench clean wheel
+.PHONY: help demo packages test test-matrix lint bench clean wheel
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
