@@ -48,9 +48,10 @@ class IfrtClient:
         """Send an IfrtRequest; the future is its response."""
         op_id = next(self._op_ids) if op_id is None else op_id
         request.request_metadata.op_id = op_id
-        self._answers[op_id] = asyncio.get_running_loop().create_future()
+        response = self._answers[op_id] = asyncio.get_running_loop().create_future()
+        # The answer may be there before this returns.
         await self._stream.write(request.SerializeToString())
-        return self._answers[op_id]
+        return response
 
     async def send_bytes(self, message: bytes) -> None:
         """Send whatever."""

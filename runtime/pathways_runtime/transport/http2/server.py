@@ -130,6 +130,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self._is_flush_due = False
         self._is_closing = False
+        self._has_ended = False
 
     # asyncio.BufferedProtocol
 
@@ -211,7 +212,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def go_away(self) -> None:
-        """Refuse new calls; close once those that run are over."""
+        """Refuse new calls; end once those that run are over. The client closes then."""
         self.connection.go_away()
         self._is_closing = True
         self._flush()
@@ -271,7 +272,7 @@ class _Http2Protocol(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         # Stays due while output is gathered: what producers finish meanwhile leaves with it.
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self._has_ended:
             self._is_flush_due = False
             return
         self._is_flush_due = True
@@ -284,7 +285,9 @@ class _Http2Protocol(asyncio.BufferedProtocol):
             _write(transport, output)
         self._is_flush_due = False
         if self._is_closing and not self.connection.open_streams():
-            transport.close()
+            # Not closed yet: a client that is just writing would see a broken connection, not what was sent last.
+            self._has_ended = True
+            transport.write_eof()
 
     def _produce(self) -> None:
         """Ask producers for as much as may soon be sent."""
