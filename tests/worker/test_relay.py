@@ -78,12 +78,12 @@ def test_progress_is_told_together_and_before_what_a_child_says_next(tmp_path):
     async def test(rig):
         rig.say(0, msg.Acknowledge(0, 2, ()))
         rig.say(1, msg.Acknowledge(1, 2, ((5, 6),)))
-        heartbeat = msg.Heartbeat(1)
-        rig.say(0, msg.ReadyHere(5, 8), msg.Acknowledge(0, 1, ()), heartbeat)
+        reply = msg.StatusReply(1, {})
+        rig.say(0, msg.ReadyHere(5, 8), msg.Acknowledge(0, 1, ()), reply)
         launches, starts, ready = {0: 0, 1: 0}, [], []
         while (told := await rig.next())[0] != msg.FromChild(0):
             note(told[0], launches, starts, ready)
-        assert told[1] == encode(heartbeat)
+        assert told[1] == encode(reply)
         # What child 0 has said before is told; of child 1 it may be on its way.
         assert launches[0] == 3 and ready == [(5, 8, b"\x01")]
         while launches[1] < 2:

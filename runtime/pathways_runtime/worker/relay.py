@@ -23,6 +23,7 @@ from pathways_runtime.wire.messages import (
     ChildClosed,
     ChildrenAcknowledge,
     FromChild,
+    Heartbeat,
     ReadyHere,
     RelayBacklog,
 )
@@ -144,7 +145,8 @@ class Relay:
                 self._aggregation.arrays_ready(child, message.session, message.wait_id, now_ns)
             else:
                 # What it said before goes first: a failure, say, belongs behind the launches that went well.
-                self._tell_progress()
+                if not isinstance(message, Heartbeat):
+                    self._tell_progress()
                 self._send(FromChild(child), _encode(message))
         self._tell_when_due()
 

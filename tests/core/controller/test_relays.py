@@ -74,6 +74,13 @@ def test_who_was_not_told_to_be_a_relay_is_refused(peer):
     assert of_type(driver.send(ev.ChildrenAcknowledged(peer, ((b"\x01", 1),), (), ())), ins.Refuse)
 
 
+def test_status_says_who_is_whose_relay():
+    driver = Driver(Topology(1, 4, 1, "cpu"), relay_fanout=2).start()
+    assert [worker["relay"] for worker in driver.core.report(0)["workers"]] == [0, 0, 2, 2]
+    driver.send(ev.PeerClosed(10000, "reset", driver.now_ns))
+    assert [worker["relay"] for worker in driver.core.report(0)["workers"]] == [None, None, 2, 2]
+
+
 def launches(session, first, count, hosts=(0, 1, 2, 3)):
     return [Operation(session, n, hosts, writes=(n,)) for n in range(first, first + count)]
 

@@ -41,6 +41,29 @@ def test_the_first_failure_is_the_answer_and_the_rest_is_waited_out(session: Ses
         session.core.handle(events.ArraysReady(WaitId(1), HostIndex(0), None))
 
 
+def test_several_hosts_may_be_told_of_at_once(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_SLICE_1)
+    request_id = session.request(requests.CheckValueReady((client.array(), array)))
+    assert session.feed(events.ReadyOnHosts(WaitId(1), ())) == []
+    assert session.feed(events.ReadyOnHosts(WaitId(1), (HostIndex(0), HostIndex(3)))) == []
+    assert session.core.figures()["waits"][0]["missing_hosts"] == [1, 2]
+    session.feed(events.ReadyOnHosts(WaitId(1), (HostIndex(1), HostIndex(2))))
+    assert session.answers[request_id] == responses.EMPTY
+    with pytest.raises(ImpossibleEvent):
+        session.core.handle(events.ReadyOnHosts(WaitId(1), (HostIndex(1),)))
+
+
+def test_word_of_hosts_that_are_lost_meanwhile_is_no_surprise(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_SLICE_1)
+    loss = Status(Code.DATA_LOSS, "host 3 was lost")
+    request_id = session.request(requests.CheckValueReady((array,)))
+    session.lose_host(HostIndex(3), loss)
+    assert session.answers[request_id] == loss
+    # One of the two was lost before its word came.
+    assert session.feed(events.ReadyOnHosts(WaitId(1), (HostIndex(2), HostIndex(3)))) == []
+    assert session.core.figures()["waits"] == []
+
+
 def test_contents_come_from_one_shard(session: SessionDriver, client: Client) -> None:
     array, buffer = client.array(), client.mint()
     request_id = session.request(requests.CopyToHostBuffer(array, buffer, (4, 16)))

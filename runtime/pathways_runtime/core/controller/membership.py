@@ -150,6 +150,12 @@ class Membership:
         """The connection of a worker's executor while it stands behind a virtual host."""
         return worker.executor.peer if worker.state is WorkerState.BOUND and worker.executor else None
 
+    def relay_of(self, worker: Worker) -> WorkerId | None:
+        """The worker whose supervisor is the relay of a worker's executor; None: it has none, or lost it."""
+        relay = worker.executor.relay if worker.executor is not None else None
+        behind = self._by_supervisor.get(relay) if relay is not None else None
+        return behind.worker if behind is not None else None
+
     def hosts_behind(self, relay: PeerId, children: bytes) -> HostSelection:
         """The virtual hosts of live executors among children of a relay; the same object while nothing changes.
 

@@ -7,7 +7,7 @@ from pathways_runtime.core.controller.membership import Membership, Worker
 from pathways_runtime.core.controller.programs import Programs
 from pathways_runtime.core.controller.sessions import Sessions
 from pathways_runtime.core.controller.worlds import Worlds, WorldState
-from pathways_runtime.core.ids import HostIndex
+from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.topology import Topology
 
 #: Grows when a field changes its meaning or goes away; new fields do not count.
@@ -58,7 +58,7 @@ def report(
             }
             for device in topology.devices()
         ],
-        "workers": [_worker(worker, topology) for worker in membership.workers()],
+        "workers": [_worker(worker, topology, membership.relay_of(worker)) for worker in membership.workers()],
         "sessions": [
             {
                 "id": session.session,
@@ -102,7 +102,7 @@ def _device_state(membership: Membership, order: Order, host: HostIndex) -> str:
     return "running" if order.in_flight(host) else "idle"
 
 
-def _worker(worker: Worker, topology: Topology) -> dict[str, Any]:
+def _worker(worker: Worker, topology: Topology, relay: WorkerId | None) -> dict[str, Any]:
     return {
         "id": worker.worker,
         "name": worker.name,
@@ -112,4 +112,5 @@ def _worker(worker: Worker, topology: Topology) -> dict[str, Any]:
         "supervisor_pid": worker.supervisor_pid,
         "executor_pid": worker.executor.pid if worker.executor is not None else None,
         "failure": str(worker.failure) if worker.failure else None,
+        "relay": relay,
     }
