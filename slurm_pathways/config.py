@@ -239,6 +239,13 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str], config_pa
     Raises:
         ConfigurationError: see the class.
     """
+    return RuntimeSpec(**gather(options, environ, config_path))
+
+
+def gather(
+    options: Mapping[str, object], environ: Mapping[str, str], config_path: Path | None = None
+) -> dict[str, Any]:
+    """What the user has said, by the fields of ``RuntimeSpec``; arguments and errors as of ``resolve``."""
     _check_variables(environ)
     values: dict[str, Any] = {}
     if config_path is None and environ.get(CONFIG_VARIABLE):
@@ -252,7 +259,7 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str], config_pa
             values[setting.field] = setting.parse(text, f"{setting.variable}={text}")
         if (value := options.get(setting.key)) is not None:
             values[setting.field] = setting.parse(value, f"{setting.option} {value}")
-    return RuntimeSpec(**values)
+    return values
 
 
 def _read_file(path: Path) -> dict[str, object]:

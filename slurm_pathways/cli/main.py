@@ -13,7 +13,7 @@ import click
 
 import slurm_pathways
 from slurm_pathways.cli.sandbox import sandbox
-from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, resolve
+from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, gather, resolve
 
 # What only one command needs is imported in that command: each millisecond here is one of every start.
 
@@ -49,7 +49,12 @@ def _option(setting: Setting) -> Callable[[Callable[..., None]], Callable[..., N
 
 # What follows the program's name is the program's, with or without "--" before it.
 @main.command(context_settings={**_CONTEXT, "allow_interspersed_args": False})
-@click.option("--local", "is_local", is_flag=True, help="Start the runtime on this machine.")
+@click.option(
+    "--local",
+    "is_local",
+    is_flag=True,
+    help="Start the runtime on this machine. Default: on the nodes of the Slurm job that this is in.",
+)
 @_setting_options
 @click.option(
     "--config",
@@ -81,25 +86,19 @@ def run(
     Example:
       slurm-pathways run --local --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- python train.py --epochs 3
     """
-    if not is_local:
-        raise click.UsageError(_only_local(dict(os.environ)))
     if quiet and verbose:
         raise click.UsageError("-q and -v exclude each other")
-    from slurm_pathways.launch.run import run_local
-
+    verbosity = -1 if quiet else int(verbose)
     try:
-        spec = resolve(options, os.environ, config_path)
-        sys.exit(run_local(spec, program, os.environ, -1 if quiet else int(verbose)))
+        if is_local:
+            from slurm_pathways.launch.run import run_local
+
+            sys.exit(run_local(resolve(options, os.environ, config_path), program, os.environ, verbosity))
+        from slurm_pathways.launch.slurm import run_in_allocation
+
+        sys.exit(run_in_allocation(gather(options, os.environ, config_path), program, os.environ, verbosity))
     except ConfigurationError as failure:
         raise click.UsageError(str(failure)) from failure
-
-
-def _only_local(environ: dict[str, str]) -> str:
-    where = f"inside Slurm job {environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in environ else "outside a Slurm job"
-    return (
-        f"this version starts runtimes on one machine only, and you are {where}: add --local (the hosts are then "
-        "processes on this machine)"
-    )
 
 
 @main.command(context_settings=_CONTEXT)

@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,24 +100,47 @@ class Components:
         self._thread = threading.Thread(target=self._watch, name="components")
         self._thread.start()
 
-    def start(self, name: str, argv: Sequence[str], log_path: Path) -> Child:
+    def start(self, name: str, argv: Sequence[str], log_path: Path | None) -> Child:
         """Start one; from the main thread, as children may ask the kernel to be killed with it.
+
+        Args:
+            log_path: where its output goes; None leaves it ours.
 
         Raises:
             OSError: it cannot be started.
         """
         with no_signals_blocked():
             child = spawn(argv, name=name, env=self._environ, log_path=log_path, with_events=True)
+        self._watch_over(child)
+        return child
+
+    def start_step(
+        self, name: str, argv: Sequence[str], environ: Mapping[str, str], log_path: Path
+    ) -> tuple[Child, int]:
+        """Start an srun whose standard input is its lifeline and whose standard output are its events.
+
+        Returns:
+            The child and a descriptor, the caller's to close, that writes to its standard input: the child's lifeline
+            ends when that is closed too.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        with no_signals_blocked():
+            child, input_fd = _spawn_step(name, argv, environ, log_path)
+        self._watch_over(child)
+        return child, input_fd
+
+    def _watch_over(self, child: Child) -> None:
         soft, hard = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
         wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
         if soft != resource.RLIM_INFINITY and soft < wanted:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (wanted, hard))
         with self._changed:
-            self._running[name] = child
+            self._running[child.name] = child
             self._started.append(child)
         os.write(self._wake_write, b"x")
-        return child
 
     def running(self) -> dict[str, int]:
         """Pid by name of those whose end has not been reported."""
@@ -206,7 +230,8 @@ class Components:
             except (ValueError, KeyError, AttributeError):
                 logger.warning("%s wrote a line that is no event: %r", child.name, line[:200])
                 continue
-            self._on_event(ComponentEvent(child.name, name, fields))
+            # An agent passes on what others say.
+            self._on_event(ComponentEvent(fields.pop("component", child.name), name, fields))
 
     def _report_end(self, child: Child) -> None:
         with self._changed:
@@ -217,6 +242,24 @@ class Components:
             if self._running.get(child.name) is child:
                 del self._running[child.name]
             self._changed.notify_all()
+
+
+def _spawn_step(name: str, argv: Sequence[str], environ: Mapping[str, str], log_path: Path) -> tuple[Child, int]:
+    lifeline_read, lifeline_write = os.pipe()
+    events_read, events_write = os.pipe()
+    try:
+        with log_path.open("ab") as log:
+            process = subprocess.Popen(
+                list(argv), stdin=lifeline_read, stdout=events_write, stderr=log, env=dict(environ), process_group=0
+            )
+    except BaseException:
+        os.close(lifeline_write)
+        os.close(events_read)
+        raise
+    finally:
+        os.close(lifeline_read)
+        os.close(events_write)
+    return Child(name, process, lifeline_write, events_read), os.dup(lifeline_write)
 
 
 class _LineReader:

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -160,6 +160,15 @@ class LocalRuntime:
         return self.folder.address(CONTROLLER)
 
     @property
+    def host_names(self) -> tuple[str, ...]:
+        """What people call the hosts, by worker id."""
+        return tuple(f"host-{worker_id}" for worker_id in range(self.spec.num_hosts))
+
+    def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The command line and environment of a process that runs ``argv`` as the first proxy's client."""
+        return list(argv), self.environment()
+
+    @property
     def failure(self) -> ComponentEnded | None:
         """The component that ended first without having been asked to."""
         return self._failure
@@ -199,34 +208,29 @@ class LocalRuntime:
         folder.write(self._record)
         self._start_caretaker()
         self._components = Components(component_environment(self._environ), self._note)
-        spec = self.spec
+        self._start_processes(cache)
+        self._write_record()
+
+    def _start_processes(self, cache: Path) -> None:
+        """Start everything but the caretaker."""
         self._start_component(
-            CONTROLLER,
-            self._modules.controller,
-            *("--listen", self.controller_address),
-            *("--num-slices", spec.num_slices),
-            *("--hosts-per-slice", spec.hosts_per_slice),
-            *("--devices-per-host", spec.devices_per_host),
-            *("--platform", spec.platform),
-            *("--spares", spec.num_spares),
-            *("--relay-fanout", spec.relay_fanout),
+            CONTROLLER, self._modules.controller, *controller_arguments(self.spec, self.controller_address)
         )
-        for worker_id in range(spec.num_hosts):
+        for worker_id, host_name in enumerate(self.host_names):
             self._start_component(
                 f"worker-{worker_id}",
                 self._modules.worker,
-                *("--controller", self.controller_address),
-                *("--worker-id", worker_id),
-                *("--name", f"host-{worker_id}"),
-                *("--devices-per-host", spec.devices_per_host),
-                *("--platform", spec.platform),
-                *("--compile-cache", cache),
-                *("--run-dir", folder.path),
-                *("--log-dir", folder.logs),
-                *(("--force-sockets",) if spec.force_sockets else ()),
+                *worker_arguments(
+                    self.spec,
+                    worker_id=worker_id,
+                    host_name=host_name,
+                    controller_address=self.controller_address,
+                    cache=cache,
+                    run_dir=self.folder.path,
+                    log_dir=self.folder.logs,
+                ),
             )
         self._start_proxy()
-        self._write_record()
 
     def _start_caretaker(self) -> None:
         script = Path(caretaker.__file__)
@@ -353,7 +357,8 @@ class LocalRuntime:
         """Who ended first, how, and the end of its log."""
         assert self._failure is not None
         name = self._failure.component
-        return f"{name} {describe_end(self._failure.returncode)}\n{quote_log(self.folder.log_of(name))}"
+        end = describe_end(self._failure.returncode)
+        return f"{self.describe_component(name)} {end}\n{quote_log(self.folder.log_of(name))}"
 
     def describe_missing(self) -> str:
         """Who is not there yet, with the ends of their logs."""
@@ -361,11 +366,16 @@ class LocalRuntime:
         if CONTROLLER not in self._listening:
             missing.insert(0, CONTROLLER)
         hosts_ready = self.hosts_ready()
-        missing += [f"worker-{n}" for n in range(self.spec.num_hosts) if f"host-{n}" not in hosts_ready]
+        missing += [f"worker-{n}" for n, name in enumerate(self.host_names) if name not in hosts_ready]
         logs = "\n".join(quote_log(self.folder.log_of(name)) for name in missing[:_LOGS_SHOWN])
+        missing = [self.describe_component(name) for name in missing]
         return (
             f"the runtime did not start within {self.spec.startup_timeout_s:g} s; missing: {', '.join(missing)}\n{logs}"
         )
+
+    def describe_component(self, name: str) -> str:
+        """A component's name for people."""
+        return name
 
     # End
 
@@ -389,6 +399,43 @@ class LocalRuntime:
             self._caretaker.release_lifeline()
             self._caretaker.has_ended(CLOSE_GRACE_S)
             self._caretaker.reap()
+
+
+def controller_arguments(spec: RuntimeSpec, listen: str) -> tuple[object, ...]:
+    """The controller's command line."""
+    return (
+        *("--listen", listen),
+        *("--num-slices", spec.num_slices),
+        *("--hosts-per-slice", spec.hosts_per_slice),
+        *("--devices-per-host", spec.devices_per_host),
+        *("--platform", spec.platform),
+        *("--spares", spec.num_spares),
+        *("--relay-fanout", spec.relay_fanout),
+    )
+
+
+def worker_arguments(
+    spec: RuntimeSpec,
+    *,
+    worker_id: int,
+    host_name: str,
+    controller_address: str,
+    cache: Path | str,
+    run_dir: Path | str,
+    log_dir: Path | str,
+) -> tuple[object, ...]:
+    """A supervisor's command line."""
+    return (
+        *("--controller", controller_address),
+        *("--worker-id", worker_id),
+        *("--name", host_name),
+        *("--devices-per-host", spec.devices_per_host),
+        *("--platform", spec.platform),
+        *("--compile-cache", cache),
+        *("--run-dir", run_dir),
+        *("--log-dir", log_dir),
+        *(("--force-sockets",) if spec.force_sockets else ()),
+    )
 
 
 def describe_trouble(event: ComponentEvent) -> str | None:

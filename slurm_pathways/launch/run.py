@@ -7,7 +7,7 @@ handled by one loop, in the order of arrival.
 import queue
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
@@ -49,6 +49,30 @@ def run_local(
     Raises:
         ConfigurationError: what was asked for cannot be; nothing has been started.
     """
+    return run_with(
+        lambda on_event: LocalRuntime(spec, on_event=on_event, environ=environ, modules=modules),
+        spec,
+        argv,
+        environ,
+        verbosity,
+    )
+
+
+def run_with(
+    make_runtime: Callable[[Callable[[RuntimeEvent], None]], LocalRuntime],
+    spec: RuntimeSpec,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    verbosity: int,
+    *,
+    passes_signals: bool = True,
+) -> int:
+    """``run_local`` with any runtime.
+
+    Args:
+        make_runtime: gets what is to be told of the runtime's events.
+        passes_signals: False where whoever signals us signals our whole process group, as Slurm does.
+    """
     check_client_environment(environ)
     check_machine(spec)
     progress = Progress(spec, verbosity)
@@ -59,8 +83,7 @@ def run_local(
         return failure.exit_code
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with Signals(inbox.put):
-        runtime = LocalRuntime(spec, on_event=inbox.put, environ=environ, modules=modules)
-        return _Run(runtime, argv, progress, inbox).execute()
+        return _Run(make_runtime(inbox.put), argv, progress, inbox, passes_signals).execute()
 
 
 class _Run:
@@ -70,12 +93,14 @@ class _Run:
         argv: Sequence[str],
         progress: Progress,
         inbox: "queue.SimpleQueue[Event]",
+        passes_signals: bool,
     ) -> None:
         self._runtime = runtime
         self._spec = runtime.spec
         self._argv = argv
         self._progress = progress
         self._inbox = inbox
+        self._passes_signals = passes_signals
         self._started_s = time.monotonic()
 
     def execute(self) -> int:
@@ -85,7 +110,7 @@ class _Run:
             interruption = self._start_up()
             if interruption is not None:
                 return 128 + interruption
-            program = Program(self._argv, self._runtime.environment(), self._inbox.put)
+            program = Program(*self._runtime.program(self._argv), self._inbox.put)
             try:
                 self._runtime.record(program=identify("program", program.pid), program_argv=tuple(self._argv))
                 return self._supervise(program)
@@ -145,7 +170,7 @@ class _Run:
                 case ProgramEnded(exit_code):
                     return exit_code
                 case SignalReceived(number, from_terminal):
-                    if not from_terminal:
+                    if self._passes_signals and not from_terminal:
                         program.signal(number)
                 case ComponentEnded() as event:
                     self._progress.event(event, self._elapsed_s())
@@ -175,7 +200,8 @@ class _Run:
                 f"; the program cannot use its devices any more, and is ended if it does not end by itself within "
                 f"{self._spec.failure_grace_s:g} s"
             )
-        self._progress.line(f"{event.component} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
+        name = self._runtime.describe_component(event.component)
+        self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
 
 
 def _is_vital(component: str) -> bool:

@@ -30,7 +30,7 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--slices", "2", "--", "true"], "you are outside a Slurm job: add --local"),
+        (["--slices", "2", "--", "true"], "not inside a Slurm job: SLURM_JOB_ID is missing"),
         (["--local"], "Missing argument"),
         (["--local", "--slices", "0", "--", "true"], "--slices 0: slices must be a whole number from 1 to 64"),
         (["--local", "--config", "/no/such", "--", "true"], "settings file /no/such cannot be read"),
@@ -47,9 +47,34 @@ def test_wrong_use_is_said_before_anything_starts(runs_root: Path, arguments: li
     assert list(runs_root.iterdir()) == []
 
 
-def test_without_local_inside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_shell_that_knows_only_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert "you are inside Slurm job 77: add --local" in _invoke("run", "--", "true").output
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    result = _invoke("run", "--", "true")
+    assert result.exit_code == 2
+    assert "SLURM_JOB_ID says that this is job 77, but SLURM_JOB_NODELIST is missing" in result.output
+
+
+def test_in_one_of_many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NODELIST": "n[1-4]",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "4",
+    }.items():
+        monkeypatch.setenv(name, value)
+    result = _invoke("run", "--", "true")
+    assert result.exit_code == 2
+    assert "one of 4 tasks of a step" in result.output
+
+
+def test_more_slices_than_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    result = _invoke("run", "--slices", "3", "--", "true")
+    assert result.exit_code == 2
+    assert "3 slices" in result.output
+    assert "the nodes are n1, n2" in result.output
 
 
 def test_an_environment_that_contradicts_a_run(monkeypatch: pytest.MonkeyPatch, runs_root: Path) -> None:

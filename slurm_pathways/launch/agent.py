@@ -1,0 +1,208 @@
+"""The agent: the one task of a step of the runtime. It starts components on its node as the launcher says.
+
+Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
+component. End of file means that the launcher, or its srun, is gone, and everything ends. Its standard output goes the
+other way: what components say, with their names. Components' own output goes to its standard error, which srun brings
+into the launcher's logs. So nothing but Slurm itself carries the job's material to nodes, and no file system needs to
+be shared.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from pathways_runtime.transport.lifeline import EventWriter
+from slurm_pathways.config import ConfigurationError
+from slurm_pathways.launch.client_environment import component_environment
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
+from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, make_private, remove_abandoned
+
+#: Events of the agent itself, and of components that have ended.
+AGENT_EVENT = "node_ready"
+AGENT_FAILED_EVENT = "node_failed"
+PROCESS_ENDED_EVENT = "process_ended"
+
+#: In the agent's folder once its run has ended in good order: whoever waits for the lock need not hope any more.
+OVER_NAME = "over"
+
+#: Between the start of this process and the launcher's first line.
+WELCOME_TIMEOUT_S = 60.0
+#: For components to end by themselves, below Slurm's usual KillWait.
+CLOSE_GRACE_S = 4.0
+
+FOLDER, LOGS, CACHE = "{folder}", "{logs}", "{cache}"
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """What the agent is to be.
+
+    Attributes:
+        folder: the node's own, made and removed by the agent. Its parent is the folder of runs.
+        launcher_folder: the run folder; its logs and compile cache are used where this node sees it.
+        work_dir: the program's working folder, which this node has to see.
+        files: material of the job by name, written into ``folder`` for this user alone.
+    """
+
+    folder: str
+    launcher_folder: str
+    work_dir: str
+    files: dict[str, str] = {}
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Start a component. In ``argv``, ``{folder}``, ``{logs}`` and ``{cache}`` stand for folders of the node.
+
+    Attributes:
+        is_primary: the agent ends with it.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    is_primary: bool = True
+
+
+Line = Welcome | Start
+
+
+def encode_line(line: Line) -> bytes:
+    """As ``read_lines`` takes it."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+class NodeUnfit(Exception):
+    """This node cannot carry its part of the run; the message says what to do."""
+
+
+class Agent:
+    """Performs the launcher's lines until it goes, the primary component ends, or a signal comes."""
+
+    def __init__(self, input_fd: int, events: EventWriter) -> None:
+        self._input_fd = input_fd
+        self._events = events
+        self._wake_read, self._wake_write = os.pipe()
+        self._lock = threading.Lock()
+        self._primary = ""
+        #: Of the primary component, once it has ended.
+        self._returncode: int | None = None
+        self._is_asked = False
+
+    def run(self) -> int:
+        """Returns the exit code: that of the primary component, 0 if the launcher went first."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        lines = self._lines()
+        welcome = next(lines, None)
+        if not isinstance(welcome, Welcome):
+            print("the launcher was gone, or said nothing, before this node had anything to do", file=sys.stderr)
+            return 1
+        try:
+            folder = self._prepare(welcome)
+        except (NodeUnfit, ConfigurationError) as failure:
+            self._events.write(AGENT_FAILED_EVENT, component=_node(), reason=f"{_node()}: {failure}")
+            print(failure, file=sys.stderr)
+            return 1
+        components = Components(component_environment(os.environ), self._tell)
+        try:
+            launcher_folder = Path(welcome.launcher_folder)
+            shared = launcher_folder if (launcher_folder / LOCK_NAME).exists() else folder.path
+            cache = shared / "compile-cache"
+            cache.mkdir(exist_ok=True, mode=0o700)
+            places = {FOLDER: str(folder.path), LOGS: str(shared / folder.logs.name), CACHE: str(cache)}
+            self._events.write(AGENT_EVENT, component=_node())
+            for line in lines:
+                assert isinstance(line, Start), line
+                argv = [_replace(word, places) for word in line.argv]
+                if line.is_primary:
+                    self._primary = line.name
+                # Of several in one step, only the first one's output is the step's.
+                log_path = None if line.is_primary else Path(places[LOGS]) / f"{line.name}.log"
+                components.start(line.name, argv, log_path)
+            if self._returncode is None or self._is_asked:
+                (folder.path / OVER_NAME).touch()
+        finally:
+            components.close(CLOSE_GRACE_S)
+            folder.remove(keep_logs=False)
+        return 0 if self._returncode is None else self._returncode if self._returncode >= 0 else 128 - self._returncode
+
+    def _prepare(self, welcome: Welcome) -> RunFolder:
+        if not os.path.isdir(welcome.work_dir):  # noqa: PTH112 (bytes-exact)
+            raise NodeUnfit(
+                f"the working folder {welcome.work_dir} is not there on this node: start from a folder that all nodes "
+                "see, on a shared file system (sbatch --chdir, or cd before slurm-pathways run)"
+            )
+        path = Path(welcome.folder)
+        make_private(path.parent)
+        remove_abandoned(path.parent)
+        folder = RunFolder.create(os.environ, path)
+        (path / RECORD_NAME).write_bytes(b"{}")
+        for name, text in welcome.files.items():
+            fd = os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+        return folder
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked = True
+        os.write(self._wake_write, b"x")
+
+    def _tell(self, event: RuntimeEvent) -> None:
+        match event:
+            case ComponentEvent(component, name, fields):
+                self._events.write(name, **{"component": component, **fields})
+            case ComponentEnded(component, returncode, was_asked):
+                if component == self._primary:
+                    self._returncode = returncode
+                    os.write(self._wake_write, b"x")
+                elif not was_asked:
+                    self._events.write(PROCESS_ENDED_EVENT, component=component, returncode=returncode)
+
+    def _lines(self) -> Iterator[Line]:
+        """The launcher's lines; ends with its end, with the primary component's, and with a signal."""
+        decoder = msgspec.json.Decoder(Line)
+        poll = select.poll()
+        poll.register(self._input_fd, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        rest = b""
+        deadline_s: float | None = time.monotonic() + WELCOME_TIMEOUT_S
+        while True:
+            timeout_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1e3
+            ready = dict(poll.poll(timeout_ms))
+            if not ready or self._wake_read in ready:
+                return
+            chunk = os.read(self._input_fd, 1 << 16)
+            if not chunk:
+                return
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                deadline_s = None
+                yield decoder.decode(line)
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME", "this node")
+
+
+def _replace(word: str, places: dict[str, str]) -> str:
+    for place, path in places.items():
+        word = word.replace(place, path)
+    return word
+
+
+def main() -> int:
+    """The process."""
+    # What components and libraries print must not get among the events.
+    events_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return Agent(sys.stdin.fileno(), EventWriter(events_fd)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The task of the client's step: runs the user's program there, and ends it when its runtime has gone.
+
+The runtime on this node holds a lock on a file while it lives. When the lock is free while the program runs, the
+launcher has been killed, or the step of the controller has: the program is sent SIGTERM, then SIGKILL. If the runtime
+did not end in good order, the program first has time to end by the errors that it meets.
+
+Started by its path with ``python -I -S``: it imports nothing beyond the standard library and costs little. Slurm
+signals the whole process group of a task, so the program has each signal already; here they are ignored.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+_SHELL = "/bin/sh"
+_FORWARDED_BY_SLURM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _watch(lock: Path, over: Path, pid: int, grace_s: float, kill_after_s: float) -> None:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            # Both names are gone when the folder is.
+            is_in_order = over.exists() or not lock.exists()
+    except OSError:
+        is_in_order = True
+    if not is_in_order:
+        time.sleep(grace_s)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    time.sleep(kill_after_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _spawn(argv: list[str]) -> int:
+    try:
+        return os.posix_spawnp(argv[0], argv, os.environ, setsigmask=())
+    except OSError as failure:
+        if failure.errno == errno.ENOEXEC:
+            return os.posix_spawnp(_SHELL, [_SHELL, *argv], os.environ, setsigmask=())
+        print(f"slurm-pathways: {argv[0]}: {failure.strerror} (on {os.uname().nodename})", file=sys.stderr)
+        sys.exit(NOT_FOUND if failure.errno == errno.ENOENT else NOT_EXECUTABLE)
+
+
+def main() -> int:
+    """Returns the program's exit code, as a shell gives it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--lock", type=Path, required=True)
+    parser.add_argument("--over", type=Path, required=True)
+    parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--kill-after-s", type=float, required=True)
+    parser.add_argument("argv", nargs="+")
+    arguments = parser.parse_args()
+    # What the program leaves behind becomes ours, and ends with the step.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in _FORWARDED_BY_SLURM:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # Not SIG_IGN, which the program would inherit.
+            signal.signal(number, lambda *_: None)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    pid = _spawn(arguments.argv)
+    threading.Thread(
+        target=_watch,
+        args=(arguments.lock, arguments.over, pid, arguments.grace_s, arguments.kill_after_s),
+        daemon=True,
+    ).start()
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""A runtime on the nodes of a Slurm allocation: the same processes as on one machine, each in a step of its own.
+
+The *head* is the allocation's first node; controller, proxy and program run there. In front of each step stands an
+srun of ours, which carries what the launcher and the step's agent say to each other (``launch.agent``). All sruns are
+started at once; components are started as soon as their node is there and what they connect to has an address.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
+from slurm_pathways.launch import agent, client_step
+from slurm_pathways.launch.client_environment import client_environment, component_environment
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.local import (
+    CONTROLLER,
+    FAILED_EVENT,
+    LISTENING_EVENT,
+    REAL_MODULES,
+    Client,
+    LocalRuntime,
+    Modules,
+    controller_arguments,
+    worker_arguments,
+)
+from slurm_pathways.launch.run import run_with
+from slurm_pathways.launch.run_folder import LOCK_NAME
+from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.slurm.environment import Allocation, EnvironmentProblem, read_allocation
+from slurm_pathways.slurm.slicing import SliceCounts, SlicePlan, SlicingError, by_counts
+
+PROXY = "proxy-0"
+STEP_PREFIX = "pathways-"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which node does what. ``workers[N]`` is the node of worker N: slices first, in their order, then spares."""
+
+    head: str
+    workers: tuple[str, ...]
+
+
+def plan(values: Mapping[str, Any], nodes: Sequence[str]) -> tuple[RuntimeSpec, Placement]:
+    """The runtime that was asked for (``config.gather``) on these nodes; nodes that no slice needs are spares.
+
+    Raises:
+        ConfigurationError: it cannot be had there.
+    """
+    counts = SliceCounts(values.get("num_slices"), values.get("hosts_per_slice"), values.get("num_spares", 0))
+    try:
+        slices: SlicePlan = by_counts(nodes, counts)
+    except SlicingError as failure:
+        raise ConfigurationError(f"{failure} (the nodes are {', '.join(nodes)})") from failure
+    spec = RuntimeSpec(
+        **{
+            **values,
+            "num_slices": len(slices.slices),
+            "hosts_per_slice": len(slices.slices[0]),
+            "num_spares": len(slices.spares),
+        }
+    )
+    workers = tuple(node for members in slices.slices for node in members) + slices.spares
+    return spec, Placement(nodes[0], workers)
+
+
+def find_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The allocation to run in.
+
+    Raises:
+        ConfigurationError: there is none, or it is of a kind that a run cannot use.
+    """
+    try:
+        allocation = read_allocation(environ)
+    except EnvironmentProblem as failure:
+        raise ConfigurationError(str(failure)) from failure
+    if allocation.num_components > 1:
+        raise ConfigurationError(
+            f"job {allocation.job_id} is a heterogeneous job of {allocation.num_components} components, which cannot "
+            "survive the loss of a node: ask for one component with all nodes, and for spares"
+        )
+    return allocation
+
+
+def run_in_allocation(
+    values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[str, str], verbosity: int
+) -> int:
+    """``run.run_local`` on the nodes of the allocation that ``environ`` describes.
+
+    Args:
+        values: what the user asked for, from ``config.gather``.
+
+    Raises:
+        ConfigurationError: what was asked for cannot be; nothing has been started.
+    """
+    allocation = find_allocation(environ)
+    step = allocation.step
+    if step is not None and (step.num_tasks or 1) > 1:
+        raise ConfigurationError(
+            f"this is one of {step.num_tasks} tasks of a step, and each would start a runtime: start slurm-pathways "
+            "run once, in the batch script or the shell of salloc, without srun before it"
+        )
+    spec, placement = plan(values, allocation.nodes)
+    return run_with(
+        lambda on_event: SlurmRuntime(spec, allocation, placement, on_event=on_event, environ=environ),
+        spec,
+        argv,
+        environ,
+        verbosity,
+    )
+
+
+class _Step:
+    """The srun of an agent: lines go to its standard input. Not more than a pipe holds (64 KiB) is ever written."""
+
+    def __init__(self, input_fd: int) -> None:
+        self._input_fd: int | None = input_fd
+
+    def send(self, line: agent.Line) -> None:
+        if self._input_fd is not None:
+            try:
+                os.write(self._input_fd, agent.encode_line(line))
+            except BrokenPipeError:
+                # Its end is reported where all ends are.
+                self.close()
+
+    def close(self) -> None:
+        if self._input_fd is not None:
+            os.close(self._input_fd)
+            self._input_fd = None
+
+
+class SlurmRuntime(LocalRuntime):
+    """``LocalRuntime`` with other places for its processes."""
+
+    def __init__(
+        self,
+        spec: RuntimeSpec,
+        allocation: Allocation,
+        placement: Placement,
+        *,
+        on_event: Callable[[RuntimeEvent], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        modules: Modules = REAL_MODULES,
+    ) -> None:
+        super().__init__(spec, on_event=on_event, environ=environ, modules=modules)
+        self._environ = step_environment(self._environ)
+        self._allocation = allocation
+        self._placement = placement
+        self._steps: dict[str, _Step] = {}
+
+    # Names and places
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The nodes, by worker id."""
+        return self._placement.workers
+
+    def describe_component(self, name: str) -> str:
+        """With its node."""
+        return f"{name} ({self._node_of(name)})"
+
+    def _node_of(self, component: str) -> str:
+        kind, _, number = component.partition("-")
+        return self._placement.workers[int(number)] if kind == "worker" else self._placement.head
+
+    def _folder_on_node(self, step: str) -> str:
+        """The folder of a step's agent. Nodes may share the file system, so each step has its own."""
+        # Not XDG_RUNTIME_DIR: it belongs to a login.
+        root = self._environ.get(RUNS_VARIABLE) or f"/tmp/slurm-pathways-{os.getuid()}"
+        return f"{Path(root).expanduser().absolute()}/{self.folder.run_id}.{step}"
+
+    @property
+    def _head_folder(self) -> str:
+        return self._folder_on_node(CONTROLLER)
+
+    @property
+    def controller_address(self) -> str:
+        """Where the controller listens."""
+        return f"unix:{self._head_folder}/{CONTROLLER}.sock"
+
+    # Start
+
+    def _start_processes(self, cache: Path) -> None:
+        self._clients.append(Client(PROXY, f"unix:{self._head_folder}/{PROXY}.sock"))
+        self._start_step(CONTROLLER, has_devices=False)
+        self._start(
+            CONTROLLER, CONTROLLER, self._modules.controller, controller_arguments(self.spec, self.controller_address)
+        )
+        for worker_id in range(self.spec.num_hosts):
+            self._start_step(f"worker-{worker_id}", has_devices=True)
+
+    def _start_step(self, name: str, *, has_devices: bool) -> None:
+        assert self._components is not None
+        options = StepOptions(STEP_PREFIX + name, self._node_of(name), has_devices)
+        argv = srun_argv(self._allocation, options, [sys.executable, "-m", "slurm_pathways.launch.agent"])
+        child, input_fd = self._components.start_step(
+            name, argv, component_environment(self._environ), self.folder.log_of(name)
+        )
+        self._started.append(child)
+        self._steps[name] = step = _Step(input_fd)
+        step.send(
+            agent.Welcome(
+                folder=self._folder_on_node(name),
+                launcher_folder=str(self.folder.path),
+                work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
+            )
+        )
+
+    def _start(
+        self, step: str, component: str, module: str, arguments: tuple[object, ...], *, is_primary: bool = True
+    ) -> None:
+        argv = (sys.executable, "-m", module, *map(str, arguments))
+        self._steps[step].send(agent.Start(component, argv, is_primary))
+
+    def _start_connected(self, controller_address: str) -> None:
+        """Start all that connects to the controller, which listens now. On the thread that watches components."""
+        self._start(
+            CONTROLLER,
+            PROXY,
+            self._modules.proxy,
+            (
+                *("--controller", controller_address),
+                *("--listen", self._clients[0].address),
+                *("--links", f"unix:{self._head_folder}/links-0.sock"),
+            ),
+            is_primary=False,
+        )
+        for worker_id, node in enumerate(self._placement.workers):
+            name = f"worker-{worker_id}"
+            arguments = worker_arguments(
+                self.spec,
+                worker_id=worker_id,
+                host_name=node,
+                controller_address=controller_address,
+                cache=self.spec.compile_cache_dir or agent.CACHE,
+                run_dir=agent.FOLDER,
+                log_dir=agent.LOGS,
+            )
+            self._start(name, name, self._modules.worker, arguments)
+
+    def _note(self, event: RuntimeEvent) -> None:
+        match event:
+            case ComponentEvent(component, name, fields) if name == agent.PROCESS_ENDED_EVENT:
+                event = ComponentEnded(component, fields["returncode"], was_asked=self._is_closing)
+            case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
+                event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
+            case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
+                self._start_connected(str(fields.get("address", self.controller_address)))
+            case _:
+                pass
+        super()._note(event)
+
+    # The program
+
+    def environment(self, client: Client | None = None) -> dict[str, str]:
+        """The whole environment of the client's step."""
+        chosen = self._clients[0] if client is None else client
+        return client_environment(self._environ, chosen.address, self.run_dir)
+
+    def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The program as a step on the head."""
+        has_terminal = os.isatty(0) and os.isatty(1)
+        options = StepOptions(STEP_PREFIX + "client", self._placement.head, has_terminal=has_terminal)
+        wrapper = [
+            *(sys.executable, "-I", "-S", client_step.__file__),
+            *("--lock", f"{self._head_folder}/{LOCK_NAME}", "--over", f"{self._head_folder}/{agent.OVER_NAME}"),
+            *("--grace-s", str(self.spec.failure_grace_s), "--kill-after-s", str(self.spec.kill_after_s)),
+            "--",
+        ]
+        return srun_argv(self._allocation, options, [*wrapper, *argv]), self.environment()
+
+    # End
+
+    def close(self) -> None:
+        """End every step and remove the folder. May be called twice."""
+        for step in self._steps.values():
+            step.close()
+        super().close()
