@@ -13,12 +13,49 @@ from pathways_runtime.transport import addresses
 def test_parse() -> None:
     assert addresses.parse("unix:/run/a b").path == "/run/a b"
     assert str(addresses.UnixAddress("/x")) == "unix:/x"
+    assert addresses.parse("tcp:node-1.cluster:70") == addresses.TcpAddress("node-1.cluster", 70)
+    assert addresses.parse("tcp:[fd00::1]:70") == addresses.TcpAddress("fd00::1", 70)
+    assert str(addresses.TcpAddress("fd00::1", 70)) == "tcp:[fd00::1]:70"
+
+
+def test_a_listener_with_two_addresses_is_reached_by_the_shorter_way() -> None:
+    both = addresses.both_ways("tcp:host:70", "unix:/run/a,b")
+    assert addresses.way_to(both, is_same_host=True) == "unix:/run/a,b"
+    assert addresses.way_to(both, is_same_host=False) == "tcp:host:70"
+    assert addresses.way_to("unix:/x,y", is_same_host=False) == "unix:/x,y"
+    assert addresses.way_to("tcp:host:70", is_same_host=True) == "tcp:host:70"
+
+
+def test_a_name_that_only_this_host_finds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: [entry])
+    with pytest.raises(addresses.AddressError, match=r"'node7' resolves to 127.0.1.1 on this host"):
+        addresses.listen_tcp("tcp:node7:0")
+
+
+def test_an_address_that_nobody_can_connect_to_is_not_published() -> None:
+    with pytest.raises(addresses.AddressError, match=r"others cannot connect to 0\.0\.0\.0"):
+        addresses.listen_tcp("tcp:0.0.0.0:0")
+
+
+def test_the_real_port_is_published() -> None:
+    sock, published = addresses.listen_tcp("tcp:0.0.0.0:0", advertise="127.0.0.1")
+    with sock:
+        assert published == f"tcp:127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_tcp_needs_credentials() -> None:
+    with pytest.raises(addresses.AddressError, match="need the job's credentials"):
+        addresses.connect("tcp:127.0.0.1:1", 0.0)
 
 
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("tcp:host:1", "must look like unix:"),
+        ("udp:host:1", "must look like unix:"),
+        ("tcp:host", "must look like tcp:host:port"),
+        ("tcp:host:70000", "must look like tcp:host:port"),
+        ("tcp::1", "must look like tcp:host:port"),
         ("/run/x", "must look like unix:"),
         ("unix:x", "must be absolute"),
         ("unix:/" + "x" * 107, "has 108 bytes, a Unix socket allows 107"),

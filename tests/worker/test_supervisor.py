@@ -360,7 +360,8 @@ def test_a_controller_that_is_not_there_is_named(tmp_path: Path, monkeypatch: py
             *("--devices-per-host", "1", "--compile-cache", "c", "--run-dir", "r", "--log-dir", "l"),
         ]
     )
-    with pytest.raises(addresses.ConnectFailed, match=r"worker 3 \(host-3\): the controller at unix:.*nobody"):
+    no_controller = r"worker 3 \(host-3\) has no controller: cannot connect to unix:.*nobody"
+    with pytest.raises(addresses.ConnectFailed, match=no_controller):
         asyncio.run(Supervisor(options).run())
 
 

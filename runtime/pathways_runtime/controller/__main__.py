@@ -13,14 +13,22 @@ from pathways_runtime.controller.server import Controller
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import addresses, network
+from pathways_runtime.transport.credentials import CredentialsError
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="pathways_runtime.controller", description="The controller of an allocation.")
-    parser.add_argument("--listen", required=True, help="address for all peers, unix:/path")
+    parser.add_argument(
+        "--listen",
+        required=True,
+        action="append",
+        metavar="ADDRESS",
+        help="unix:/path or tcp:host:port; may be repeated",
+    )
+    network.add_options(parser)
     parser.add_argument("--num-slices", type=int, required=True)
     parser.add_argument("--hosts-per-slice", type=int, required=True)
     parser.add_argument("--devices-per-host", type=int, required=True)
@@ -44,15 +52,19 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 async def serve(arguments: argparse.Namespace) -> int:
     """Run a controller until its launcher is gone or a signal asks it to end."""
     topology = Topology(arguments.num_slices, arguments.hosts_per_slice, arguments.devices_per_host, arguments.platform)
-    sock = addresses.listen(arguments.listen)
-    sock.setblocking(False)
     core = ControllerCore(
         topology,
         arguments.spares,
         int(arguments.heartbeat_timeout_s * 1e9),
         relay_fanout=arguments.relay_fanout,
     )
-    controller = Controller(core, topology, sock, EventWriter(arguments.events_fd))
+    controller = Controller(
+        core,
+        topology,
+        arguments.listen,
+        EventWriter(arguments.events_fd),
+        network.Network.from_options(arguments.credentials, arguments.advertise),
+    )
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: controller.request_end("the launcher is gone"))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,10 +72,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     # What was made so far stays for good; of what operations make, reference counts free all that is not kept.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    try:
-        return await controller.run()
-    finally:
-        addresses.stop_listening(sock, arguments.listen)
+    return await controller.run()
 
 
 def main() -> int:
@@ -72,7 +81,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         exit_code: int = uvloop.run(serve(arguments))
-    except (OSError, addresses.AddressError) as failure:
+    except (OSError, addresses.AddressError, CredentialsError) as failure:
         print(f"the controller cannot start: {failure}", file=sys.stderr)
         return 1
     return exit_code

@@ -6,12 +6,13 @@ jaxlib allows.
 
     python -m pathways_runtime.controller.coordination --num-members 4 --lifeline-fd N --events-fd M
 
-It says ``{"event": "listening", "address": "127.0.0.1:port"}`` once members may connect.
+It says ``{"event": "listening", "address": "127.0.0.1:port"}`` once members may connect; with ``--host``, that host's
+address instead of the loopback interface's.
 
 This is the second place, beside ``worker.pjrt``, that calls jaxlib's private API: it must run without the rest of
 JAX, and controller and worker do not import one another. jaxlib's service knows no authentication and no Unix
-sockets. It listens on the loopback interface only, so other users of this machine can reach it; they could disturb
-the forming of worlds, but neither read arrays nor run code through it.
+sockets. Other users of this machine can reach it, and of the network too when worlds span hosts; they could disturb the
+forming of worlds, but neither read arrays nor run code through it (docs/security.md).
 """
 
 import argparse
@@ -21,6 +22,7 @@ import sys
 
 from jaxlib import _jax
 
+from pathways_runtime.transport.addresses import resolve
 from pathways_runtime.transport.lifeline import EventWriter, die_with_parent
 
 #: Silence after which the service takes a member for dead; must equal what ``worker.pjrt`` gives its clients. Long,
@@ -30,11 +32,12 @@ SHUTDOWN_TIMEOUT_S = 5
 LOOPBACK = "127.0.0.1"
 
 
-def reserve_port() -> socket.socket:
-    """A socket bound to a free loopback port. gRPC binds the same port beside it; other users' processes cannot."""
-    reservation = socket.socket()
+def reserve_port(host: str) -> socket.socket:
+    """A socket bound to a free port of ``host``. gRPC binds the same port beside it; other users' processes cannot."""
+    ip_address = resolve(host)
+    reservation = socket.socket(socket.AF_INET6 if ":" in ip_address else socket.AF_INET)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reservation.bind((LOOPBACK, 0))
+    reservation.bind((ip_address, 0))
     return reservation
 
 
@@ -42,13 +45,15 @@ def main() -> int:
     """Serve until the parent is gone or SIGTERM comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--num-members", type=int, required=True)
+    parser.add_argument("--host", default=LOOPBACK, help="of the interface to listen on")
     parser.add_argument("--lifeline-fd", type=int, required=True)
     parser.add_argument("--events-fd", type=int, required=True)
     arguments = parser.parse_args()
     die_with_parent()
     events = EventWriter(arguments.events_fd)
-    with reserve_port() as reservation:
-        address = f"{LOOPBACK}:{reservation.getsockname()[1]}"
+    with reserve_port(arguments.host) as reservation:
+        ip_address, port = reservation.getsockname()[:2]
+        address = f"[{ip_address}]:{port}" if ":" in ip_address else f"{ip_address}:{port}"
         # Recoverable: the loss of one member must not abort the others, whose arrays are still good.
         service = _jax.get_distributed_runtime_service(
             address,

@@ -31,9 +31,16 @@ class Coordinators:
     Args:
         on_started: called with a world and its service's address.
         on_failed: called with a world and a reason, once, when its service did not start or ended unasked.
+        host: the name or address under which members of other hosts reach this one; None: all are on this host.
     """
 
-    def __init__(self, on_started: Callable[[WorldId, str], None], on_failed: Callable[[WorldId, str], None]) -> None:
+    def __init__(
+        self,
+        on_started: Callable[[WorldId, str], None],
+        on_failed: Callable[[WorldId, str], None],
+        host: str | None = None,
+    ) -> None:
+        self._host = host
         self._on_started = on_started
         self._on_failed = on_failed
         self._services: dict[WorldId, _Service] = {}
@@ -43,6 +50,8 @@ class Coordinators:
         """Start a world's service."""
         argv = [sys.executable, "-P", "-m", "pathways_runtime.controller.coordination"]
         argv += ["--num-members", str(num_members)]
+        if self._host is not None:
+            argv += ["--host", self._host]
         # One thread for numpy, which jaxlib imports and which nothing here uses.
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:

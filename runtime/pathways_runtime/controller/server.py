@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,8 +19,10 @@ from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import Event, PeerId
 from pathways_runtime.core.ids import HostIndex, SessionId, WorldId
 from pathways_runtime.core.topology import Topology
+from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.transport.lifeline import EventWriter
+from pathways_runtime.transport.network import Network
 from pathways_runtime.wire import messages as msg
 from pathways_runtime.wire.messages import PROTOCOL_VERSION, AnyMessage
 
@@ -59,7 +60,7 @@ class _Peer:
 
 
 class Controller:
-    """Serves one listening socket until ``request_end``; ``run`` returns the exit code.
+    """Serves until ``request_end``; ``run`` returns the exit code.
 
     Operations of one turn of the loop reach each executor as one Batch, and each session hears of its dispatched
     operations once per turn.
@@ -67,22 +68,31 @@ class Controller:
     Args:
         core: decides everything.
         topology: of ``core``.
-        sock: a listening stream socket; closed at the end.
+        listen: the addresses to listen at, e.g. a Unix socket for this host and a TCP port for others.
+        network: needed for TCP. Coordination services then listen on its interface too.
         announcements: what the launcher is told.
     """
 
     def __init__(
-        self, core: ControllerCore, topology: Topology, sock: socket.socket, announcements: EventWriter
+        self,
+        core: ControllerCore,
+        topology: Topology,
+        listen: Sequence[str],
+        announcements: EventWriter,
+        network: Network | None = None,
     ) -> None:
         self._core = core
         self._topology = topology
-        self._sock = sock
+        self._listen = tuple(listen)
+        self._network = network
         self._announcements = announcements
         self._loop = asyncio.get_running_loop()
         self._codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
         self._peers: dict[PeerId, _Peer] = {}
         self._last_peer = 0
-        self._coordinators = Coordinators(self._coordination_started, self._coordination_failed)
+        self._coordinators = Coordinators(
+            self._coordination_started, self._coordination_failed, None if network is None else network.host
+        )
         self._streams = OperationStreams(self._send_batch, self._send_batch_through, self._place_of)
         #: The connection of the executor behind each virtual host.
         self._executors: list[_Peer | None] = [None] * topology.num_hosts
@@ -148,11 +158,25 @@ class Controller:
     # Life
 
     async def run(self) -> int:
-        """Serve until ``request_end`` or a failure of our own. Returns the exit code."""
+        """Serve until ``request_end`` or a failure of our own. Returns the exit code.
+
+        Raises:
+            AddressError, OSError: it cannot listen.
+        """
         self._handle(ev.Started(time.monotonic_ns(), time.time()))
-        server = await self._loop.create_unix_server(self._accept, sock=self._sock)
+        async with contextlib.AsyncExitStack() as listening:
+            servers = []
+            for address in self._listen:
+                servers.append(await streams.serve(address, self._accept, self._network))
+                listening.callback(servers[-1].close)
+            reason = await self._serve([server.address for server in servers])
+        await self._shut_down(reason)
+        return 1 if self._failure is not None else 0
+
+    async def _serve(self, addresses: Sequence[str]) -> str:
+        """Until there is a reason to end, which is returned."""
         ticker = self._loop.create_task(self._tick())
-        self._announcements.write("listening")
+        self._announcements.write("listening", addresses=list(addresses))
         try:
             reason = await self._end
             logger.info("ending: %s", reason)
@@ -160,12 +184,10 @@ class Controller:
             logger.critical("ending because of a failure of the controller itself", exc_info=failure)
             self._failure = failure
             reason = f"the controller failed: {failure!r}"
-        server.close()
         ticker.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await ticker
-        await self._shut_down(reason)
-        return 1 if self._failure is not None else 0
+        return reason
 
     def request_end(self, reason: str) -> None:
         """Begin to end in good order; may be called again."""

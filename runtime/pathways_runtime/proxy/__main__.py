@@ -12,7 +12,9 @@ from pathways_runtime.proxy.frontend_grpc import GrpcFrontend
 from pathways_runtime.proxy.frontend_http2 import Http2Frontend
 from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES
 from pathways_runtime.proxy.shell import Ending, FrontendFactory, Proxy, ProxyAddresses
+from pathways_runtime.transport import network
 from pathways_runtime.transport.addresses import AddressError
+from pathways_runtime.transport.credentials import CredentialsError
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ def main() -> int:
     parser.add_argument("--controller", required=True, metavar="ADDRESS", help="the controller's control socket")
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="where the client connects")
     parser.add_argument("--links", required=True, metavar="ADDRESS", help="where executors connect")
+    network.add_options(parser)
     parser.add_argument("--frontend", choices=sorted(FRONTENDS), default="http2")
     parser.add_argument(
         "--connect-timeout-s", type=float, default=30.0, metavar="S", help="how long the controller may take to listen"
@@ -46,7 +49,7 @@ def main() -> int:
     )
     try:
         return _run(_serve(arguments))
-    except (AddressError, OSError) as failure:
+    except (AddressError, CredentialsError, OSError) as failure:
         logger.error("%s", failure)
         EventWriter(arguments.events_fd).write("ended", reason=str(failure), is_failure=True)
         return 1
@@ -54,7 +57,12 @@ def main() -> int:
 
 async def _serve(arguments: argparse.Namespace) -> int:
     proxy = Proxy(
-        ProxyAddresses(arguments.controller, arguments.listen, arguments.links),
+        ProxyAddresses(
+            arguments.controller,
+            arguments.listen,
+            arguments.links,
+            network.Network.from_options(arguments.credentials, arguments.advertise),
+        ),
         FRONTENDS[arguments.frontend],
         EventWriter(arguments.events_fd),
         arguments.connect_timeout_s,

@@ -30,19 +30,16 @@ class ProxyBackend:
 
     Args:
         controller, session_links: what sessions send through; started by the caller.
-        links_address: where executors reach ``session_links``.
     """
 
     def __init__(
         self,
         controller: ControllerLink,
         session_links: LinkServer,
-        links_address: str,
         observe: SessionObserver,
     ) -> None:
         self._controller = controller
         self._links = session_links
-        self._links_address = links_address
         self._observe = observe
         self._sessions: dict[SessionId, SessionServer] = {}
         # Sessions whose Attach is not answered, in the order of asking, which is the order of the answers. One that is
@@ -79,7 +76,7 @@ class ProxyBackend:
         client = name.decode(errors="replace") if isinstance(name, bytes) else peer
         session = SessionServer(connection, self._controller, self._links, self._over, client)
         self._attaching.append(session)
-        self._controller.send(messages.Attach(client, pid if isinstance(pid, int) else 0, self._links_address))
+        self._controller.send(messages.Attach(client, pid if isinstance(pid, int) else 0, self._links.address))
         return session
 
     def open_upload(self, metadata: bytes | None) -> HostBufferUpload:

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 
 from pathways_runtime.core.ids import HostIndex
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import streams
+from pathways_runtime.transport.addresses import ConnectFailed
 from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
+from pathways_runtime.transport.network import Network
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.host_names import HostNames
 from pathways_runtime.wire.messages import AnyMessage, Message
 
 logger = logging.getLogger(__name__)
-
-_RETRY_INTERVAL_S = 0.01
 
 
 class ControllerLink:
@@ -36,27 +36,19 @@ class ControllerLink:
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
 
-    async def connect(self, address: str, timeout_s: float) -> None:
+    async def connect(self, address: str, timeout_s: float, network: Network | None = None) -> None:
         """Connect and say hello; waits for a controller that does not listen yet.
 
         Raises:
-            ConnectFailed: it was not there in time.
+            AddressError, ConnectFailed: it was not there in time; see ``streams.connect``.
         """
-        path = addresses.parse(address).path
         codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
-        deadline_s = self._loop.time() + timeout_s
-        while True:
-            try:
-                _, self._channel = await self._loop.create_unix_connection(
-                    lambda: AsyncChannel(codec, self._received, self._closed), path
-                )
-                break
-            except OSError as failure:
-                if self._loop.time() >= deadline_s:
-                    raise addresses.ConnectFailed(
-                        f"the controller at {address} was not there in {timeout_s:g} s: {failure}"
-                    ) from failure
-                await asyncio.sleep(_RETRY_INTERVAL_S)
+        try:
+            self._channel = await streams.connect(
+                address, lambda: AsyncChannel(codec, self._received, self._closed), timeout_s, network
+            )
+        except ConnectFailed as failure:
+            raise ConnectFailed(f"the proxy has no controller: {failure.strerror}") from failure
         self._channel.send(messages.Hello("proxy", messages.PROTOCOL_VERSION, os.getpid()))
 
     def name_hosts(self, hosts: tuple[HostIndex, ...]) -> int:

@@ -11,7 +11,7 @@ import grpc.aio
 
 from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.proxy.frontend import HOST_BUFFER_METADATA_KEY, SESSION_METADATA_KEY, Backend, Session
-from pathways_runtime.transport.addresses import parse
+from pathways_runtime.transport.addresses import parse_unix
 from pathways_runtime.wire.ifrt.schema import SERVICE
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class GrpcFrontend:
 
     async def start(self) -> None:
         """See ``frontend.Frontend``."""
-        path = Path(parse(self._address).path)
+        path = Path(parse_unix(self._address).path)
         path.unlink(missing_ok=True)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Service(self._backend),))
@@ -51,7 +51,7 @@ class GrpcFrontend:
         """See ``frontend.Frontend``."""
         if self._server is not None:
             await self._server.stop(grace_s)
-            Path(parse(self._address).path).unlink(missing_ok=True)
+            Path(parse_unix(self._address).path).unlink(missing_ok=True)
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from pathways_runtime.proxy.frontend import (
     Session,
     Upload,
 )
-from pathways_runtime.transport.addresses import parse
+from pathways_runtime.transport.addresses import parse_unix
 from pathways_runtime.transport.http2.grpc_messages import GrpcCode
 from pathways_runtime.transport.http2.server import Call, CallHandler, Http2Server
 from pathways_runtime.wire.ifrt.schema import SERVICE
@@ -26,7 +26,7 @@ class Http2Frontend:
     """Serves a backend at ``address`` (``unix:/path``)."""
 
     def __init__(self, address: str, backend: Backend) -> None:
-        self._path = Path(parse(address).path)
+        self._path = Path(parse_unix(address).path)
         self._server = Http2Server(_Service(backend).open)
 
     async def start(self) -> None:

@@ -1,14 +1,13 @@
 """The proxy's end of the session links (``wire.links``): executors connect to it, one link per session and host."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from pathways_runtime.core.ids import HostIndex, SessionId
 from pathways_runtime.proxy.host_memory import HostMemory
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
+from pathways_runtime.transport.network import Network
 from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
 
 logger = logging.getLogger(__name__)
@@ -25,14 +24,20 @@ class LinkServer:
     What was meant for an executor that is gone is dropped with it (``forget_host``).
 
     Args:
+        address: where to listen.
         memory: what comes lies in it.
+        network: needed for TCP.
+
+    Attributes:
+        address: where executors connect; of TCP, the real port is known once it listens.
     """
 
-    def __init__(self, address: str, memory: HostMemory) -> None:
-        self._address = address
+    def __init__(self, address: str, memory: HostMemory, network: Network | None = None) -> None:
+        self.address = address
+        self._network = network
         self.memory = memory
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)
-        self._server: asyncio.AbstractServer | None = None
+        self._server: streams.Server | None = None
         self._receivers: dict[SessionId, Receiver] = {}
         self._links: dict[tuple[SessionId, HostIndex], _Link] = {}
         self._waiting: dict[tuple[SessionId, HostIndex], list[tuple[HostBuffer, Buffer]]] = {}
@@ -43,8 +48,8 @@ class LinkServer:
         Raises:
             AddressError, OSError: it cannot.
         """
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Link(self).channel, sock=addresses.listen(self._address))
+        self._server = await streams.serve(self.address, lambda: _Link(self).channel, self._network)
+        self.address = self._server.address
 
     async def stop(self) -> None:
         """Close all links and listen no more."""
@@ -52,8 +57,6 @@ class LinkServer:
             link.channel.close()
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
-            Path(addresses.parse(self._address).path).unlink(missing_ok=True)
 
     def open(self, session: SessionId, receiver: Receiver) -> None:
         """Take what the links of a session bring, also what came before."""

@@ -13,6 +13,7 @@ from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES, HostMemory
 from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_server import SessionServer
 from pathways_runtime.transport.lifeline import EventWriter
+from pathways_runtime.transport.network import Network
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +25,19 @@ FrontendFactory = Callable[[str, Backend], Frontend]
 
 @dataclass(frozen=True, slots=True)
 class ProxyAddresses:
-    """Where a proxy listens and whom it talks to, as ``unix:/path``.
+    """Where a proxy listens and whom it talks to: see ``transport.addresses``.
 
     Attributes:
         controller: the controller's control socket.
-        listen: for the client.
+        listen: for the client; a Unix socket.
         links: for executors.
+        network: needed when an address is of TCP.
     """
 
     controller: str
     listen: str
     links: str
+    network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +70,22 @@ class Proxy:
         self._events = events
         self._connect_timeout_s = connect_timeout_s
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._links = LinkServer(where.links, HostMemory(host_buffers_bytes))
+        self._links = LinkServer(where.links, HostMemory(host_buffers_bytes), where.network)
         # The link to the controller and the backend know each other: the former's messages go to the latter.
         self._controller = ControllerLink(lambda message: self._backend.control_message(message), self._controller_lost)
-        self._backend = ProxyBackend(self._controller, self._links, where.links, self._session_changed)
+        self._backend = ProxyBackend(self._controller, self._links, self._session_changed)
         self._frontend = make_frontend(where.listen, self._backend)
 
     async def run(self) -> Ending:
         """Serve until ``end`` is called or the controller is lost; then end all sessions with a status that says so.
 
         Raises:
-            ConnectFailed: the controller was not there in time. OSError: an address cannot be listened at.
+            ConnectFailed: the controller was not there in time.
+            AddressError, OSError: an address cannot be listened at.
         """
         try:
             await self._links.start()
-            await self._controller.connect(self._where.controller, self._connect_timeout_s)
+            await self._controller.connect(self._where.controller, self._connect_timeout_s, self._where.network)
             await self._frontend.start()
             logger.info("listening at %s", self._where.listen)
             self._events.write("listening", address=self._where.listen)

@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from pathways_runtime.transport.tls_socket import Connection
+
 logger = logging.getLogger(__name__)
 
 _PREFIX = struct.Struct("<IQ")
@@ -156,7 +158,7 @@ class Channel(Generic[MessageT]):
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Connection,
         codec: FrameCodec[MessageT],
         allocate: Callable[[int], bytearray | memoryview] = bytearray,
     ) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pathways_runtime.core.ids import OpId, WorkerId, WorldId
+from pathways_runtime.core.ids import HostIndex, OpId, WorkerId, WorldId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.worker.events import (
@@ -26,6 +25,8 @@ from pathways_runtime.core.worker.worker import WorkerCore
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.dataplane import DataPlane
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
+from pathways_runtime.transport.network import Network
+from pathways_runtime.transport.tls_socket import Connection
 from pathways_runtime.wire.links import LinkHello
 from pathways_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -70,6 +71,8 @@ class ExecutorConfig(NamedTuple):
     Attributes:
         name: the host's name for people.
         epoch: which start of this worker's executor this is.
+        data_address: the Unix socket of the data plane, for executors of this host.
+        network: for connections between hosts; None: there is one host.
         is_behind_relay: whether it is a relay that speaks for the controller; readiness is then told to it.
     """
 
@@ -84,6 +87,7 @@ class ExecutorConfig(NamedTuple):
     force_sockets: bool = False
     delay: LaunchDelay | None = None
     is_behind_relay: bool = False
+    network: Network | None = None
 
 
 class Stopped(Exception):
@@ -93,12 +97,13 @@ class Stopped(Exception):
 class Executor:
     """One worker's executor on a connection to the controller. ``run`` is its life."""
 
-    def __init__(self, config: ExecutorConfig, sock: socket.socket) -> None:
+    def __init__(self, config: ExecutorConfig, sock: Connection) -> None:
         self._config = config
         self._channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
         self._decoder: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
         self._cache = CompileCache(config.compile_cache)
-        self._data_plane = DataPlane(config.data_address, config.host_key, config.force_sockets)
+        self._data_plane = DataPlane(config.data_address, config.host_key, config.force_sockets, network=config.network)
+        self._handshake = None if config.network is None else config.network.connecting()
         self._acknowledgements = Acknowledgements(config.worker, self._send)
         self._bound: Bind | None = None
         self._core: WorkerCore | None = None
@@ -222,6 +227,7 @@ class Executor:
                 message.hosts,
                 message.rank,
                 message.coordinator_address,
+                self._collectives_host(message.hosts),
             )
         except (pjrt.PjrtError, RuntimeError, ValueError) as raised:
             logger.exception("world %d cannot be formed", message.world)
@@ -231,6 +237,15 @@ class Executor:
             if message.hosts == bound.topology.hosts_of_slice(bound.topology.slice_of_host(bound.host)):
                 self._home = world
         self._send(WorldFormed(self._config.worker, message.world, failure))
+
+    def _collectives_host(self, members: tuple[HostIndex, ...]) -> str:
+        """Where members of a world reach this one: on the loopback interface only if all are on this host."""
+        bound, _ = self._require_bound()
+        network = self._config.network
+        keys = {peer.host_key for peer in bound.peers if peer.host in members}
+        if network is None or network.host is None or keys <= {self._config.host_key}:
+            return worlds.LOOPBACK
+        return network.host
 
     # Programs
 
@@ -273,7 +288,7 @@ class Executor:
         session = message.session
         dispatcher.feed(SessionOpened(session))
         try:
-            sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S)
+            sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S, handshake=self._handshake)
             hello = LinkHello(session, bound.host, self._config.epoch)
 
             def on_buffer(op_id: OpId, index: int, contents: bytearray | memoryview) -> None:

@@ -10,7 +10,10 @@ import threading
 from pathlib import Path
 
 from pathways_runtime.core.ids import WorkerId
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import addresses, network
+from pathways_runtime.transport.addresses import AddressError, UnixAddress
+from pathways_runtime.transport.credentials import CredentialsError
+from pathways_runtime.transport.dataplane import local_host_key
 from pathways_runtime.transport.lifeline import watch_lifeline
 from pathways_runtime.worker import environment
 
@@ -38,6 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
     from pathways_runtime.worker.dispatch import LaunchDelay
 
     seed, colon, longest_s = os.environ.get(LAUNCH_DELAY_VARIABLE, "").partition(":")
+    try:
+        connections = network.Network.from_options(
+            options.credentials, options.advertise, options.data_plane_encryption
+        )
+    except CredentialsError as failure:
+        _end(1, str(failure))
+        return
     config = ExecutorConfig(
         worker=WorkerId(options.worker_id),
         name=options.name,
@@ -46,15 +56,17 @@ def main(arguments: list[str] | None = None) -> None:
         platform=options.platform,
         compile_cache=options.compile_cache,
         data_address=_data_address(options.data_listen, options.worker_id, options.epoch),
-        host_key=_host_key(),
+        host_key=local_host_key(),
+        network=connections,
         force_sockets=options.force_sockets,
         is_behind_relay=options.behind_relay,
         delay=LaunchDelay(int(seed), float(longest_s)) if colon else None,
     )
     try:
-        sock = addresses.connect(options.controller, _CONNECT_TIMEOUT_S)
+        handshake = None if connections is None else connections.connecting()
+        sock = addresses.connect(options.controller, _CONNECT_TIMEOUT_S, handshake=handshake)
         executor = Executor(config, sock)
-    except OSError as failure:
+    except (OSError, AddressError) as failure:
         _end(1, str(failure))
         return
     # What is there now lives as long as the process; collections need not look at it again.
@@ -108,18 +120,19 @@ def _parser() -> argparse.ArgumentParser:
         "--behind-relay", action="store_true", help="the controller's address is a relay's, which tells of readiness"
     )
     parser.add_argument("--force-sockets", action="store_true", help="never use shared memory between executors")
+    network.add_options(parser)
+    network.add_encryption_option(parser)
     parser.add_argument("--worker-xla-flags", metavar="FLAGS", help="XLA_FLAGS of this process")
     parser.add_argument("-v", "--verbose", action="store_true")
     return parser
 
 
 def _data_address(listen: str, worker: int, epoch: int) -> str:
-    return listen if listen.startswith("unix:") else f"unix:{Path(listen).absolute()}/data-{worker}-{epoch}.sock"
-
-
-def _host_key() -> str:
-    """Equal in all processes of this user on this running system: they can pass memory over a Unix socket."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}-{os.getuid()}"
+    return (
+        listen
+        if listen.startswith("unix:")
+        else str(UnixAddress(f"{Path(listen).absolute()}/data-{worker}-{epoch}.sock"))
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 
 from pathways_runtime.core.ids import OpId, SessionId
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
+from pathways_runtime.transport.tls_socket import Connection
 from pathways_runtime.wire.links import AnyLinkMessage, HostBuffer, LinkHello
 from pathways_runtime.worker.buffers import aligned_memory
 
@@ -31,7 +32,7 @@ class SessionLink:
         on_buffer: see ``OnBuffer``.
     """
 
-    def __init__(self, session: SessionId, sock: socket.socket, hello: LinkHello, on_buffer: OnBuffer) -> None:
+    def __init__(self, session: SessionId, sock: Connection, hello: LinkHello, on_buffer: OnBuffer) -> None:
         self._session = session
         self._sock = sock
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)

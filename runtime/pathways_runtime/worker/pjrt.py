@@ -76,8 +76,13 @@ class Membership(NamedTuple):
     num_members: int
 
 
-def make_cpu_client(num_devices: int, membership: Membership | None) -> tuple[Client, Any]:
+def make_cpu_client(
+    num_devices: int, membership: Membership | None, collectives_host: str = "127.0.0.1"
+) -> tuple[Client, Any]:
     """A CPU client; blocks until all members are there.
+
+    Args:
+        collectives_host: name or address on which the other members' collectives reach this one; they are plain TCP.
 
     Returns:
         The client, and what must be kept alive and shut down (``leave``) with it; None for a world of one.
@@ -100,7 +105,7 @@ def make_cpu_client(num_devices: int, membership: Membership | None) -> tuple[Cl
         use_compression=True,
     )
     runtime.connect()
-    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname="127.0.0.1")
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
     client = xla_client.make_cpu_client(
         asynchronous=True,
         distributed_client=runtime,

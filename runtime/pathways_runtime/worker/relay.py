@@ -9,14 +9,14 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from pathways_runtime.core import bitmaps
 from pathways_runtime.core.relay import Aggregation
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
+from pathways_runtime.transport.network import Network
 from pathways_runtime.wire.messages import (
     Acknowledge,
     AnyMessage,
@@ -43,15 +43,23 @@ class Relay:
     """Accepts executors at ``address`` on the running loop.
 
     Args:
+        address: where to listen.
         send: sends to the controller: a message and its payload.
+        network: needed for TCP.
+
+    Attributes:
+        address: where executors connect; of TCP, the real port is known once it listens.
     """
 
-    def __init__(self, address: str, send: Callable[[AnyMessage, Buffer], None]) -> None:
+    def __init__(
+        self, address: str, send: Callable[[AnyMessage, Buffer], None], network: Network | None = None
+    ) -> None:
         self.address = address
+        self._network = network
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
-        self._server: asyncio.AbstractServer | None = None
+        self._server: streams.Server | None = None
         self._channels: dict[int, AsyncChannel[AnyMessage]] = {}
         self._num_accepted = 0
         self._aggregation = Aggregation()
@@ -69,7 +77,8 @@ class Relay:
         Raises:
             OSError, AddressError: it cannot.
         """
-        self._server = await self._loop.create_unix_server(self._accept, sock=addresses.listen(self.address))
+        self._server = await streams.serve(self.address, self._accept, self._network)
+        self.address = self._server.address
 
     def close(self) -> None:
         """Let all children go, once they have been sent what was meant for them, and listen no more."""
@@ -78,7 +87,6 @@ class Relay:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
-            Path(addresses.parse(self.address).path).unlink(missing_ok=True)
         for channel in list(self._channels.values()):
             channel.close()
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pathways_runtime.core.ids import WorkerId
-from pathways_runtime.transport import addresses
+from pathways_runtime.transport import addresses, network, streams
+from pathways_runtime.transport.credentials import CredentialsError
 from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
 from pathways_runtime.transport.lifeline import (
     Child,
@@ -37,7 +38,6 @@ HEARTBEAT_INTERVAL_S = 1.0
 #: What the executor gets between SIGTERM and SIGKILL.
 STOP_GRACE_S = 2.0
 LOG_TAIL_LINES = 20
-_RETRY_INTERVAL_S = 0.01
 
 EXECUTOR_COMMAND = (sys.executable, "-m", "pathways_runtime.worker.executor")
 
@@ -71,6 +71,9 @@ class SupervisorOptions:
     worker_xla_flags: str | None = None
     events_fd: int | None = None
     lifeline_fd: int | None = None
+    credentials: Path | None = None
+    advertise: str | None = None
+    data_plane_encryption: str = "tls"
 
 
 def parse_options(argv: Sequence[str]) -> SupervisorOptions:
@@ -86,6 +89,8 @@ def parse_options(argv: Sequence[str]) -> SupervisorOptions:
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--force-sockets", action="store_true", help="no shared memory between executors")
     parser.add_argument("--worker-xla-flags", help="the executor's XLA_FLAGS")
+    network.add_options(parser)
+    network.add_encryption_option(parser)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
     return SupervisorOptions(**vars(parser.parse_args(argv)))
@@ -120,6 +125,9 @@ class Supervisor:
 
     def __init__(self, options: SupervisorOptions, executor_command: Sequence[str] = EXECUTOR_COMMAND) -> None:
         self._options = options
+        self._network = network.Network.from_options(
+            options.credentials, options.advertise, options.data_plane_encryption
+        )
         self._executor_command = tuple(executor_command)
         self._events = EventWriter(options.events_fd)
         self._channel: AsyncChannel[AnyMessage] | None = None
@@ -179,23 +187,18 @@ class Supervisor:
 
     async def _connect(self) -> AsyncChannel[AnyMessage]:
         options = self._options
-        loop = asyncio.get_running_loop()
-        path = addresses.parse(options.controller).path
         codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
-        deadline_s = loop.time() + CONNECT_TIMEOUT_S
-        while True:
-            try:
-                _, channel = await loop.create_unix_connection(
-                    lambda: AsyncChannel(codec, self._received, self._disconnected), path
-                )
-                break
-            except OSError as failure:
-                if loop.time() >= deadline_s:
-                    raise addresses.ConnectFailed(
-                        f"worker {options.worker_id} ({options.name}): the controller at {options.controller} "
-                        f"was not there in {CONNECT_TIMEOUT_S:g} s: {failure}"
-                    ) from failure
-                await asyncio.sleep(_RETRY_INTERVAL_S)
+        try:
+            channel = await streams.connect(
+                options.controller,
+                lambda: AsyncChannel(codec, self._received, self._disconnected),
+                CONNECT_TIMEOUT_S,
+                self._network,
+            )
+        except addresses.ConnectFailed as failure:
+            raise addresses.ConnectFailed(
+                f"worker {options.worker_id} ({options.name}) has no controller: {failure.strerror}"
+            ) from failure
         channel.send(messages.Hello("supervisor", messages.PROTOCOL_VERSION, os.getpid()))
         worker = WorkerId(options.worker_id)
         channel.send(messages.RegisterWorker(worker, options.name, os.getpid(), options.devices_per_host))
@@ -235,8 +238,12 @@ class Supervisor:
 
     async def _start_relay(self) -> None:
         assert self._channel is not None
-        path = self._options.run_dir / f"relay-{self._options.worker_id}.sock"
-        relay = Relay(str(addresses.UnixAddress(str(path.absolute()))), self._channel.send)
+        if self._network is None:
+            path = self._options.run_dir / f"relay-{self._options.worker_id}.sock"
+            address = str(addresses.UnixAddress(str(path.absolute())))
+        else:
+            address = self._network.any_port
+        relay = Relay(address, self._channel.send, self._network)
         try:
             await relay.start()
         except (OSError, addresses.AddressError) as failure:
@@ -333,6 +340,11 @@ class Supervisor:
             argv.append("--behind-relay")
         if options.force_sockets:
             argv.append("--force-sockets")
+        if options.credentials is not None:
+            argv += ["--credentials", str(options.credentials)]
+            argv += ["--data-plane-encryption", options.data_plane_encryption]
+        if options.advertise is not None:
+            argv += ["--advertise", options.advertise]
         if options.worker_xla_flags:
             argv.append(f"--worker-xla-flags={options.worker_xla_flags}")
         return argv
@@ -347,7 +359,7 @@ def main(argv: Sequence[str], executor_command: Sequence[str] = EXECUTOR_COMMAND
     )
     try:
         asyncio.run(Supervisor(options, executor_command).run())
-    except addresses.ConnectFailed as failure:
+    except (addresses.ConnectFailed, addresses.AddressError, CredentialsError) as failure:
         logger.error("%s", failure)
         return 1
     return 0

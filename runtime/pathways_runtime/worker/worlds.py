@@ -10,6 +10,8 @@ from pathways_runtime.worker import pjrt
 
 logger = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"
+
 
 class Placement:
     """Local devices of one world in shard order, in one memory: where an array's shards lie on this host.
@@ -111,15 +113,19 @@ def form(
     hosts: tuple[HostIndex, ...],
     rank: int,
     coordinator_address: str,
+    collectives_host: str = LOOPBACK,
 ) -> World:
     """Make this host's client of a world; blocks until all members are there.
+
+    Args:
+        collectives_host: the interface on which other members reach this one in collectives.
 
     Raises:
         PjrtError: they did not come in time.
     """
     membership = None if len(hosts) == 1 else pjrt.Membership(coordinator_address, rank, len(hosts))
     if platform == "cpu":
-        client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership)
+        client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership, collectives_host)
     else:
         client, runtime = pjrt.make_plugin_client(platform, membership)
     return World(world, topology, hosts, rank, client, runtime)

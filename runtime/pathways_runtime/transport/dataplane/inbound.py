@@ -15,6 +15,7 @@ from pathways_runtime.transport.dataplane.memory import Block, BlockPool, Bytes,
 from pathways_runtime.transport.dataplane.messages import HEAD, INLINE_BYTES, NOTICE, DataPlaneError, Hello, Key
 from pathways_runtime.transport.dataplane.payload import Arrivals, Payload
 from pathways_runtime.transport.dataplane.poller import Poller
+from pathways_runtime.transport.tls_socket import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class _Ended(Exception):
 class _Stream:
     """Reads a connection: heads out of a stage, payload bytes straight into their place, descriptors aside."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Connection) -> None:
         self._sock = sock
         self._stage = bytearray(_STAGE_BYTES)
         self._view = memoryview(self._stage)
@@ -116,11 +117,11 @@ class Inbound:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._next_ticket = 0
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[Connection] = []
         self._segments: dict[int, Bytes] = {}
         self._assemblies: dict[Key, _Assembly] = {}
 
-    def join(self, sock: socket.socket) -> bool:
+    def join(self, sock: Connection) -> bool:
         """Another connection of the link; False when the link has ended."""
         with self._lock:
             if self.failure:
@@ -128,7 +129,7 @@ class Inbound:
             self._sockets.append(sock)
             return True
 
-    def leave(self, sock: socket.socket, reason: str) -> bool:
+    def leave(self, sock: Connection, reason: str) -> bool:
         """A connection has ended, and with it the link. True when it was the last: our memory is not written then."""
         self.end(reason)
         with self._lock:
@@ -147,7 +148,7 @@ class Inbound:
                     logger.debug("%s was already disconnected: %s", self.hello.address, failure)
         self._pool.close()
 
-    def serve(self, sock: socket.socket, stream: _Stream) -> None:
+    def serve(self, sock: Connection, stream: _Stream) -> None:
         """Read messages until the connection ends.
 
         Raises:
@@ -178,7 +179,7 @@ class Inbound:
             else:
                 raise DataPlaneError(f"sent an unknown message {kind}")
 
-    def _take_block(self, sock: socket.socket, segment: int, key: Key, length: int) -> None:
+    def _take_block(self, sock: Connection, segment: int, key: Key, length: int) -> None:
         memory = self._segments.get(segment)
         if memory is None or length > memory.nbytes:
             raise DataPlaneError(f"sent {length} bytes in shared memory {segment}, which does not hold them")
@@ -236,9 +237,9 @@ class Inbound:
 
 
 def serve_connection(
-    sock: socket.socket,
+    sock: Connection,
     poller: Poller,
-    inbound_of: Callable[[Hello, socket.socket], Inbound],
+    inbound_of: Callable[[Hello, Connection], Inbound],
     on_link_ended: Callable[[Inbound], None],
 ) -> None:
     """The thread of an accepted connection: reads until it ends, then leaves the socket to the poller.

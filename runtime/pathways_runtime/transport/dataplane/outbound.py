@@ -15,6 +15,8 @@ from pathways_runtime.transport.dataplane import messages
 from pathways_runtime.transport.dataplane.memory import BlockPool, Bytes, PoolClosed, shared_mapping
 from pathways_runtime.transport.dataplane.messages import HEAD, INLINE_BYTES, NOTICE, Key, PeerLost
 from pathways_runtime.transport.dataplane.poller import Poller
+from pathways_runtime.transport.handshakes import HandshakeFactory
+from pathways_runtime.transport.tls_socket import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class _Connection:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.sock: socket.socket | None = None
+        self.sock: Connection | None = None
         # The rest of a message that a caller of ``try_send`` could not send without blocking; goes before any other.
         self.unsent = b""
         # Part of a notice; only the poller's thread uses it.
@@ -87,6 +89,7 @@ class _Connection:
             self._flush()
             assert self.sock is not None
             if fds:
+                assert isinstance(self.sock, socket.socket)
                 count = socket.send_fds(self.sock, [head], list(fds), socket.MSG_NOSIGNAL)
                 if count < len(head):
                     self.sock.sendall(head[count:])
@@ -120,6 +123,7 @@ class Link:
         peer: how messages name it.
         hello: how this side introduces itself.
         shares_memory: large payloads go by shared memory, over one connection; else over several connections.
+        handshake: how both sides make sure of each other on TCP; None when there is no TCP.
         budget_bytes: what may lie in shared memory until the peer releases it.
         on_moved: called with the bytes of each payload that was handed over.
     """
@@ -133,9 +137,12 @@ class Link:
         budget_bytes: int,
         poller: Poller,
         on_moved: Callable[[int], None],
+        handshake: HandshakeFactory | None = None,
     ) -> None:
         self.peer = peer
         self.address = address
+        self._way = addresses.way_to(address, shares_memory)
+        self._handshake = handshake
         self.shares_memory = shares_memory
         self.failure: PeerLost | None = None
         self._hello = hello
@@ -252,16 +259,16 @@ class Link:
     # A connection's thread
 
     def _run(self, connection: _Connection) -> None:
-        sock: socket.socket | None = None
+        sock: Connection | None = None
         try:
-            sock = addresses.connect(self.address, _CONNECT_TIMEOUT_S, lambda: self.failure is not None)
+            sock = addresses.connect(self._way, _CONNECT_TIMEOUT_S, lambda: self.failure is not None, self._handshake)
             sock.sendall(messages.encode_hello(self._hello))
             self._poller.watch(sock, functools.partial(self._read_notices, connection, sock))
             with self._changed:
                 if self.failure is None:
                     connection.sock = sock
             self._serve(connection)
-        except OSError as failure:
+        except (OSError, addresses.AddressError) as failure:
             self.lose(PeerLost(f"{self.peer}: {failure}"))
         finally:
             with connection.lock:
@@ -331,7 +338,7 @@ class Link:
 
     # On the poller's thread
 
-    def _read_notices(self, connection: _Connection, sock: socket.socket) -> None:
+    def _read_notices(self, connection: _Connection, sock: Connection) -> None:
         try:
             received = sock.recv(_NOTICES_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:

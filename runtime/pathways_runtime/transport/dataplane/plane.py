@@ -19,6 +19,9 @@ from pathways_runtime.transport.dataplane.messages import DATA_PLANE_VERSION, Da
 from pathways_runtime.transport.dataplane.outbound import Link, OnSent, report_sent
 from pathways_runtime.transport.dataplane.payload import Arrivals, OnArrived
 from pathways_runtime.transport.dataplane.poller import Poller
+from pathways_runtime.transport.door import Door
+from pathways_runtime.transport.network import Network, open_door
+from pathways_runtime.transport.tls_socket import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +30,12 @@ DEFAULT_BUDGET_BYTES = 512 << 20
 
 
 def local_host_key() -> str:
-    """The host key of this process: two that have the same can share memory, as they run under one kernel and see the
-    same sockets.
+    """The host key of this process: two that have the same can share memory, as they run under one kernel, see the
+    same files, and nothing can come between them that would part their hosts: they also have the same network.
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot_id}/{Path('/proc/self/ns/mnt').readlink()}/{os.geteuid()}"
+    namespaces = "/".join(str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net"))
+    return f"{boot_id}/{namespaces}/{os.geteuid()}"
 
 
 class DataPlane:
@@ -41,10 +45,14 @@ class DataPlane:
     plane's threads, or within the call that brought them about; they must be quick and must not call ``close``.
 
     Args:
-        listen_address: where peers reach this data plane.
+        listen_address: where peers of this host reach this data plane: a Unix socket.
         host_key: equal to another's if and only if the two can share memory.
         force_sockets: never use shared memory.
         budget_bytes: see ``DEFAULT_BUDGET_BYTES``; one larger payload at a time may exceed it.
+        network: where peers of other hosts reach it; None: all are on this host.
+
+    Attributes:
+        address: what peers give to ``connect``.
     """
 
     def __init__(
@@ -53,8 +61,9 @@ class DataPlane:
         host_key: str,
         force_sockets: bool = False,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        network: Network | None = None,
     ) -> None:
-        self.address = listen_address
+        self.address = self._local_address = listen_address
         self.host_key = host_key
         self._force_sockets = force_sockets
         self._budget_bytes = budget_bytes
@@ -67,10 +76,15 @@ class DataPlane:
         self._lost_links: list[Link] = []
         self._link_count = 0
         self._inbound: dict[tuple[str, str], Inbound] = {}
-        self._receivers: dict[threading.Thread, socket.socket] = {}
+        self._receivers: dict[threading.Thread, Connection] = {}
         self._moved_lock = threading.Lock()
         self._moved = {"shared_memory": 0, "socket": 0}
         self._is_closed = False
+        self._handshake = None if network is None else network.data_connecting()
+        self._door: Door | None = None
+        if network is not None and network.host is not None:
+            self._door, published = open_door(network.any_port, network.data_accepting(), self._admit, network.host)
+            self.address = addresses.both_ways(published, listen_address)
         self._poller.watch(self._listener, self._accept)
 
     def connect(self, host: int, address: str, host_key: str) -> None:
@@ -95,6 +109,7 @@ class DataPlane:
                 self._budget_bytes,
                 self._poller,
                 functools.partial(self._count_moved, "shared_memory" if shares_memory else "socket"),
+                self._handshake,
             )
             if old is not None:
                 self._lost_links.append(old)
@@ -178,6 +193,9 @@ class DataPlane:
             if self._is_closed:
                 return
             self._is_closed = True
+        if self._door is not None:
+            self._door.close()
+        with self._lock:
             links = [*self._links.values(), *self._lost_links]
             inbound = list(self._inbound.values())
             receivers = dict(self._receivers)
@@ -196,7 +214,7 @@ class DataPlane:
             thread.join()
         self._arrivals.close()
         self._poller.close()
-        addresses.stop_listening(self._listener, self.address)
+        addresses.stop_listening(self._listener, self._local_address)
 
     def _count_moved(self, kind: str, num_bytes: int) -> None:
         with self._moved_lock:
@@ -210,6 +228,9 @@ class DataPlane:
         except BlockingIOError:
             return
         sock.setblocking(True)
+        self._admit(sock)
+
+    def _admit(self, sock: Connection) -> None:
         thread = threading.Thread(target=self._receive, args=(sock,), name="data from a peer", daemon=True)
         with self._lock:
             if self._is_closed:
@@ -218,12 +239,12 @@ class DataPlane:
             self._receivers[thread] = sock
             thread.start()
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive(self, sock: Connection) -> None:
         serve_connection(sock, self._poller, self._inbound_of, self._link_ended)
         with self._lock:
             self._receivers.pop(threading.current_thread(), None)
 
-    def _inbound_of(self, hello: Hello, sock: socket.socket) -> Inbound:
+    def _inbound_of(self, hello: Hello, sock: Connection) -> Inbound:
         name = (hello.address, hello.link)
         with self._lock:
             inbound = self._inbound.get(name)

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from pathways_runtime.transport.tls_socket import Connection
+
 logger = logging.getLogger(__name__)
 
 
@@ -27,12 +29,12 @@ class Poller:
         self._is_closing = False
         self._handlers: dict[int, Callable[[], None]] = {}
         self._actions: deque[Callable[[], None]] = deque()
-        self._posted: deque[tuple[socket.socket, bytes]] = deque()
-        self._backlogs: dict[socket.socket, bytearray] = {}
+        self._posted: deque[tuple[Connection, bytes]] = deque()
+        self._backlogs: dict[Connection, bytearray] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, sock: socket.socket, on_readable: Callable[[], None]) -> None:
+    def watch(self, sock: Connection, on_readable: Callable[[], None]) -> None:
         """Call ``on_readable`` whenever ``sock`` has something to read or has ended, until ``unwatch``, ``retire``."""
 
         def register() -> None:
@@ -41,12 +43,12 @@ class Poller:
 
         self.act(register)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: Connection) -> None:
         """Stop watching; only from a handler."""
         if self._handlers.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock.fileno())
 
-    def post(self, sock: socket.socket, data: bytes) -> None:
+    def post(self, sock: Connection, data: bytes) -> None:
         """Send ``data`` on ``sock``, which is not watched, without blocking the caller; lost if the peer is.
 
         Safe in finalizers: takes no lock.
@@ -54,7 +56,7 @@ class Poller:
         self._posted.append((sock, data))
         self._wake()
 
-    def retire(self, sock: socket.socket) -> None:
+    def retire(self, sock: Connection) -> None:
         """Close ``sock``, which its own thread does not use any more."""
 
         def close() -> None:
@@ -109,7 +111,7 @@ class Poller:
         for sock in list(self._backlogs):
             self._flush(sock)
 
-    def _flush(self, sock: socket.socket) -> None:
+    def _flush(self, sock: Connection) -> None:
         backlog = self._backlogs[sock]
         fd = sock.fileno()
         try:

@@ -1,0 +1,95 @@
+"""How a process takes part in connections between hosts: the job's credentials, and where others reach this host."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pathways_runtime.transport import handshakes
+from pathways_runtime.transport.addresses import TcpAddress, listen_tcp
+from pathways_runtime.transport.credentials import Credentials
+from pathways_runtime.transport.door import Door
+from pathways_runtime.transport.handshakes import HandshakeFactory
+from pathways_runtime.transport.tls_socket import Connection
+
+ENCRYPTIONS = ("tls", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What a process is given to speak with other hosts.
+
+    Attributes:
+        credentials: the job's.
+        host: the name or IP address under which other hosts reach this one: that of the interface to use. None in a
+            process where nobody connects from elsewhere.
+        encrypts_data: whether the data plane encrypts. Control streams and session links always do.
+    """
+
+    credentials: Credentials
+    host: str | None = None
+    encrypts_data: bool = True
+
+    @property
+    def any_port(self) -> str:
+        """The address to listen at."""
+        assert self.host is not None, "this process was not told under which name others reach it"
+        return str(TcpAddress(self.host, 0))
+
+    def accepting(self) -> HandshakeFactory:
+        """Handshakes of control streams and session links."""
+        return handshakes.tls_accepting(self.credentials)
+
+    def connecting(self) -> HandshakeFactory:
+        """See ``accepting``."""
+        return handshakes.tls_connecting(self.credentials)
+
+    def data_accepting(self) -> HandshakeFactory:
+        """Handshakes of the data plane."""
+        make = handshakes.tls_accepting if self.encrypts_data else handshakes.plain_accepting
+        return make(self.credentials)
+
+    def data_connecting(self) -> HandshakeFactory:
+        """See ``data_accepting``."""
+        make = handshakes.tls_connecting if self.encrypts_data else handshakes.plain_connecting
+        return make(self.credentials)
+
+    @classmethod
+    def from_options(cls, credentials: Path | None, host: str | None, encryption: str = "tls") -> Self | None:
+        """From a command line; None without credentials: nothing but Unix sockets then.
+
+        Raises:
+            CredentialsError: they cannot be loaded.
+        """
+        return None if credentials is None else cls(Credentials.load(credentials), host, encryption != "none")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--credentials`` and ``--advertise``, for ``Network.from_options``."""
+    parser.add_argument(
+        "--credentials", type=Path, metavar="DIR", help="folder of the job's credentials, which tcp: addresses need"
+    )
+    parser.add_argument("--advertise", metavar="HOST", help="name or address under which other hosts reach this one")
+
+
+def add_encryption_option(parser: argparse.ArgumentParser) -> None:
+    """``--data-plane-encryption``."""
+    parser.add_argument(
+        "--data-plane-encryption",
+        choices=ENCRYPTIONS,
+        default="tls",
+        help="none: executors still prove to one another that they are of this job, then send arrays in plain text",
+    )
+
+
+def open_door(
+    address: str, handshake: HandshakeFactory, on_connected: Callable[[Connection], None], advertise: str | None = None
+) -> tuple[Door, str]:
+    """A door at a TCP address, and the address to publish.
+
+    Raises:
+        AddressError, OSError: see ``addresses.listen_tcp``.
+    """
+    listener, published = listen_tcp(address, advertise)
+    return Door(listener, handshake, on_connected), published
