@@ -101,6 +101,19 @@ def run(
         raise click.UsageError(str(failure)) from failure
 
 
+@main.command("srun-task", hidden=True, context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@click.option("--node-dir", type=click.Path(path_type=Path), metavar="DIR", help="Private folder of the job here.")
+@click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
+def srun_task(node_dir: Path | None, program: tuple[str, ...]) -> None:
+    """Be one task of `srun --pathways PROGRAM`; started by the SPANK plugin. docs/spank.md has the contract."""
+    from slurm_pathways.launch.srun_task import run_task
+
+    try:
+        sys.exit(run_task(gather({}, os.environ), program, os.environ, node_dir))
+    except ConfigurationError as failure:
+        raise click.UsageError(str(failure)) from failure
+
+
 @main.command(context_settings=_CONTEXT)
 @click.option("--json", "is_json", is_flag=True, help="Print the report as JSON; docs/status.md has its schema.")
 @click.option(

@@ -106,7 +106,7 @@ class Agent:
         try:
             folder = self._prepare(welcome)
         except (NodeUnfit, ConfigurationError) as failure:
-            self._events.write(AGENT_FAILED_EVENT, component=_node(), reason=f"{_node()}: {failure}")
+            self._events.write(AGENT_FAILED_EVENT, reason=f"{_node()}: {failure}")
             print(failure, file=sys.stderr)
             return 1
         components = Components(component_environment(os.environ), self._tell)
@@ -116,7 +116,7 @@ class Agent:
             cache = shared / "compile-cache"
             cache.mkdir(exist_ok=True, mode=0o700)
             places = {FOLDER: str(folder.path), LOGS: str(shared / folder.logs.name), CACHE: str(cache)}
-            self._events.write(AGENT_EVENT, component=_node())
+            self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), node=_node())
             for line in lines:
                 assert isinstance(line, Start), line
                 argv = [_replace(word, places) for word in line.argv]

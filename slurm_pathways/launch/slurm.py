@@ -5,8 +5,10 @@ srun of ours, which carries what the launcher and the step's agent say to each o
 started at once; components are started as soon as their node is there and what they connect to has an address.
 """
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from slurm_pathways.launch import agent, client_step
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.local import (
+    CLOSE_GRACE_S,
     CONTROLLER,
     FAILED_EVENT,
     LISTENING_EVENT,
@@ -30,11 +33,16 @@ from slurm_pathways.launch.local import (
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation, EnvironmentProblem, read_allocation
 from slurm_pathways.slurm.slicing import SliceCounts, SlicePlan, SlicingError, by_counts
 
+logger = logging.getLogger(__name__)
+
 PROXY = "proxy-0"
 STEP_PREFIX = "pathways-"
+#: Where Slurm starts what has lost its working folder.
+_SLURMS_LAST_RESORT = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,12 @@ def run_in_allocation(
             f"this is one of {step.num_tasks} tasks of a step, and each would start a runtime: start slurm-pathways "
             "run once, in the batch script or the shell of salloc, without srun before it"
         )
+    submit_dir = allocation.submit_dir
+    if submit_dir and os.getcwd() == _SLURMS_LAST_RESORT and not os.path.isdir(submit_dir):  # noqa: PTH109, PTH112
+        raise ConfigurationError(
+            f"the job was submitted from {submit_dir}, which is not there on this node, so Slurm has started it in "
+            f"{_SLURMS_LAST_RESORT}: submit from a folder that all nodes see, or give sbatch --chdir"
+        )
     spec, placement = plan(values, allocation.nodes)
     return run_with(
         lambda on_event: SlurmRuntime(spec, allocation, placement, on_event=on_event, environ=environ),
@@ -152,6 +166,9 @@ class SlurmRuntime(LocalRuntime):
         self._allocation = allocation
         self._placement = placement
         self._steps: dict[str, _Step] = {}
+        #: Of those whose agent has said something, by component.
+        self._step_ids: dict[str, str] = {}
+        self._cancelling: list[threading.Thread] = []
 
     # Names and places
 
@@ -249,11 +266,29 @@ class SlurmRuntime(LocalRuntime):
                 event = ComponentEnded(component, fields["returncode"], was_asked=self._is_closing)
             case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
+            case ComponentEvent(component, name, fields) if name == agent.AGENT_EVENT:
+                self._step_ids[component] = fields["step_id"]
+            case ComponentEnded(component, was_asked=False) if component in self._step_ids:
+                self._end_step(self._step_ids[component])
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
                 self._start_connected(str(fields.get("address", self.controller_address)))
             case _:
                 pass
         super()._note(event)
+
+    def _end_step(self, step_id: str) -> None:
+        """See that a step ends whose srun has ended: when srun was killed, or lost the node for a time, it goes on."""
+        slurm = Slurm(self._environ, CLOSE_GRACE_S)
+        job_id = self._allocation.job_id
+
+        def cancel() -> None:
+            try:
+                slurm.cancel_step(job_id, int(step_id))
+            except CommandError as failure:
+                logger.warning("step %d.%s may still run: %s", job_id, step_id, failure)
+
+        self._cancelling.append(threading.Thread(target=cancel, name="scancel"))
+        self._cancelling[-1].start()
 
     # The program
 
@@ -281,3 +316,5 @@ class SlurmRuntime(LocalRuntime):
         for step in self._steps.values():
             step.close()
         super().close()
+        for thread in self._cancelling:
+            thread.join()

@@ -57,7 +57,7 @@ class StepOptions:
 
     Attributes:
         name: shown by ``squeue -s`` and ``sacct``.
-        node: where its one task runs.
+        node: where its one task runs; with ``num_nodes``, a comma between each two, one task on each.
         has_devices: whether it gets the node's generic resources, or none.
         has_terminal: whether it gets a terminal of its own, connected to ours.
     """
@@ -66,12 +66,14 @@ class StepOptions:
     node: str
     has_devices: bool = False
     has_terminal: bool = False
+    num_nodes: int = 1
 
 
 def srun_argv(allocation: Allocation, options: StepOptions, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` as one task on one node beside all other steps there."""
+    """The command that runs ``argv`` on its node beside all other steps there."""
     result = [
-        *("srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1"),
+        *("srun", f"--jobid={allocation.job_id}", "--overlap"),
+        *(f"--nodes={options.num_nodes}", f"--ntasks={options.num_nodes}"),
         *(f"--nodelist={options.node}", f"--job-name={options.name}"),
         # All memory of the job on that node, shared with the other steps.
         "--mem=0",
@@ -82,7 +84,7 @@ def srun_argv(allocation: Allocation, options: StepOptions, argv: Sequence[str])
         # Ctrl-C is the program's at once, without a report of srun's and a second press.
         *("--disable-status", "--quiet"),
     ]
-    if allocation.cpus_per_node is not None:
+    if allocation.cpus_per_node is not None and options.num_nodes == 1:
         # Since 22.05 a step has one CPU unless it says how many.
         num_cpus = allocation.cpus_per_node[allocation.nodes.index(options.node)]
         result.append(f"--cpus-per-task={num_cpus}")

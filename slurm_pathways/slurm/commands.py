@@ -130,6 +130,10 @@ class Slurm:
         """End a job; one that has ended already is no error."""
         self.run(["scancel", str(job_id)])
 
+    def cancel_step(self, job_id: int, step_id: int) -> None:
+        """End a step at once; one that has ended already is no error."""
+        self.run(["scancel", "--quiet", "--signal=KILL", f"{job_id}.{step_id}"])
+
     def set_comment(self, job_id: int, comment: str) -> None:
         """Write the job's comment, which squeue and sacct show; the job's owner may."""
         self.run(["scontrol", "update", f"jobid={job_id}", f"comment={comment}"])
