@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathways_runtime.transport.addresses import ConnectFailed, connect
+from pathways_runtime.transport.addresses import ConnectFailed, connect_unix
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
 from pathways_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -64,7 +64,7 @@ def fetch(run_dir: Path | None, environ: Mapping[str, str]) -> Report:
     """
     path, record = find_run(run_dir, environ)
     try:
-        with connect(record.controller_address, _CONNECT_TIMEOUT_S) as sock:
+        with connect_unix(record.controller_address, _CONNECT_TIMEOUT_S) as sock:
             sock.settimeout(REPLY_TIMEOUT_S)
             channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
             channel.send(Hello("status", PROTOCOL_VERSION, os.getpid()))

@@ -247,6 +247,14 @@ def connect(
             time.sleep(_RETRY_INTERVAL_S)
 
 
+def connect_unix(address: str, timeout_s: float) -> socket.socket:
+    """``connect`` to an address that must be of a Unix socket."""
+    parse_unix(address)
+    connection = connect(address, timeout_s)
+    assert isinstance(connection, socket.socket)
+    return connection
+
+
 def _connect_unix(address: UnixAddress) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

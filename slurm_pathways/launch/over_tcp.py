@@ -1,0 +1,96 @@
+"""A runtime on this machine whose processes speak to one another as they do between hosts: TCP with TLS.
+
+For tests and benchmarks. Every host has a loopback address of its own. With ``force_sockets`` the executors' data goes
+over TCP too, else by shared memory, as they do share this machine.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from pathways_runtime.transport.credentials import Credentials
+from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.components import ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.local import (
+    CONTROLLER,
+    LISTENING_EVENT,
+    Client,
+    LocalRuntime,
+    StartupFailed,
+    controller_arguments,
+    worker_arguments,
+)
+
+_HEAD = "127.0.0.1"
+
+
+class OverTcp(LocalRuntime):
+    """See ``LocalRuntime``.
+
+    Args:
+        data_plane_encryption: ``tls``, or ``none`` as on a trusted fabric.
+    """
+
+    def __init__(self, spec: RuntimeSpec, *, data_plane_encryption: str = "tls", **options: Any) -> None:
+        super().__init__(spec, **options)
+        self._data_plane_encryption = data_plane_encryption
+        self._controller_listens = threading.Event()
+        self._controller_tcp = ""
+
+    @property
+    def credentials_folder(self) -> Path:
+        """Where the run's credentials are."""
+        return self.folder.path / "credentials"
+
+    def _start_processes(self, cache: Path) -> None:
+        Credentials.create(self.credentials_folder)
+        self._start_component(
+            CONTROLLER,
+            self._modules.controller,
+            *controller_arguments(self.spec, self.controller_address),
+            *("--listen", f"tcp:{_HEAD}:0"),
+            *self._network_arguments(_HEAD),
+        )
+        # The port is known only now.
+        if not self._controller_listens.wait(self.spec.startup_timeout_s):
+            raise StartupFailed(f"the controller did not listen within {self.spec.startup_timeout_s:g} s")
+        for worker_id, host_name in enumerate(self.host_names):
+            self._start_component(
+                f"worker-{worker_id}",
+                self._modules.worker,
+                *worker_arguments(
+                    self.spec,
+                    worker_id=worker_id,
+                    host_name=host_name,
+                    controller_address=self._controller_tcp,
+                    cache=cache,
+                    run_dir=self.folder.path,
+                    log_dir=self.folder.logs,
+                ),
+                *self._network_arguments(f"127.0.1.{worker_id + 1}"),
+                *("--data-plane-encryption", self._data_plane_encryption),
+            )
+        self._start_proxy()
+
+    def _network_arguments(self, host: str) -> tuple[object, ...]:
+        return ("--credentials", self.credentials_folder, "--advertise", host)
+
+    def _start_proxy(self) -> Client:
+        number = len(self._clients)
+        client = Client(f"proxy-{number}", self.folder.address(f"proxy-{number}"))
+        self._clients.append(client)
+        self._start_component(
+            client.proxy,
+            self._modules.proxy,
+            *("--controller", self._controller_tcp),
+            *("--listen", client.address),
+            *("--links", f"tcp:{_HEAD}:0"),
+            *self._network_arguments(_HEAD),
+        )
+        return client
+
+    def _note(self, event: RuntimeEvent) -> None:
+        if isinstance(event, ComponentEvent) and (event.component, event.name) == (CONTROLLER, LISTENING_EVENT):
+            self._controller_tcp = next(one for one in event.fields["addresses"] if one.startswith("tcp:"))
+            self._controller_listens.set()
+        super()._note(event)
