@@ -23,6 +23,7 @@ from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
+from slurm_pathways.launch.node_address import own_address
 from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, make_private, remove_abandoned
 
 #: Events of the agent itself, and of components that have ended.
@@ -38,7 +39,7 @@ WELCOME_TIMEOUT_S = 60.0
 #: For components to end by themselves, below Slurm's usual KillWait.
 CLOSE_GRACE_S = 4.0
 
-FOLDER, LOGS, CACHE = "{folder}", "{logs}", "{cache}"
+FOLDER, LOGS, CACHE, HOST = "{folder}", "{logs}", "{cache}", "{host}"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -58,7 +59,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Start a component. In ``argv``, ``{folder}``, ``{logs}`` and ``{cache}`` stand for folders of the node.
+    """Start a component. In ``argv``, ``{folder}``, ``{logs}`` and ``{cache}`` stand for folders of the node, and
+    ``{host}`` for the address under which others reach it.
 
     Attributes:
         is_primary: the agent ends with it.
@@ -116,6 +118,7 @@ class Agent:
             cache = shared / "compile-cache"
             cache.mkdir(exist_ok=True, mode=0o700)
             places = {FOLDER: str(folder.path), LOGS: str(shared / folder.logs.name), CACHE: str(cache)}
+            places[HOST] = own_address(os.environ)
             self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), node=_node())
             for line in lines:
                 assert isinstance(line, Start), line

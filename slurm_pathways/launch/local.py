@@ -247,6 +247,10 @@ class LocalRuntime:
         argv = [sys.executable, "-m", module, *map(str, arguments)]
         self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
 
+    def _links_arguments(self, number: int) -> tuple[object, ...]:
+        """Where executors connect to a proxy."""
+        return ("--links", self.folder.address(f"links-{number}"))
+
     def _start_proxy(self) -> Client:
         number = len(self._clients)
         client = Client(f"proxy-{number}", self.folder.address(f"proxy-{number}"))
@@ -256,7 +260,7 @@ class LocalRuntime:
             self._modules.proxy,
             *("--controller", self.controller_address),
             *("--listen", client.address),
-            *("--links", self.folder.address(f"links-{number}")),
+            *self._links_arguments(number),
         )
         return client
 
@@ -401,10 +405,10 @@ class LocalRuntime:
             self._caretaker.reap()
 
 
-def controller_arguments(spec: RuntimeSpec, listen: str) -> tuple[object, ...]:
-    """The controller's command line."""
+def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:
+    """The controller's command line; it listens at all of ``listen``."""
     return (
-        *("--listen", listen),
+        *(word for address in listen for word in ("--listen", address)),
         *("--num-slices", spec.num_slices),
         *("--hosts-per-slice", spec.hosts_per_slice),
         *("--devices-per-host", spec.devices_per_host),

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathways_runtime.transport.credentials import FILE_NAME as CREDENTIALS_NAME
+from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch import agent, client_step
 from slurm_pathways.launch.client_environment import client_environment, component_environment
@@ -41,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 PROXY = "proxy-0"
 STEP_PREFIX = "pathways-"
+#: Of every process that speaks with other nodes, as agents complete it.
+_NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
+_ANY_PORT = f"tcp:{agent.HOST}:0"
 #: Where Slurm starts what has lost its working folder.
 _SLURMS_LAST_RESORT = "/tmp"
 
@@ -128,6 +133,13 @@ def run_in_allocation(
     )
 
 
+def tcp_address(listening: Mapping[str, Any]) -> str:
+    """Where other nodes reach a controller, from the fields of its ``listening`` event."""
+    address: str
+    [address] = (address for address in listening["addresses"] if address.startswith("tcp:"))
+    return address
+
+
 class _Step:
     """The srun of an agent: lines go to its standard input. Not more than a pipe holds (64 KiB) is ever written."""
 
@@ -197,7 +209,7 @@ class SlurmRuntime(LocalRuntime):
 
     @property
     def controller_address(self) -> str:
-        """Where the controller listens."""
+        """Where the controller listens for what runs on the head."""
         return f"unix:{self._head_folder}/{CONTROLLER}.sock"
 
     # Start
@@ -205,11 +217,23 @@ class SlurmRuntime(LocalRuntime):
     def _start_processes(self, cache: Path) -> None:
         self._clients.append(Client(PROXY, f"unix:{self._head_folder}/{PROXY}.sock"))
         self._start_step(CONTROLLER, has_devices=False)
-        self._start(
-            CONTROLLER, CONTROLLER, self._modules.controller, controller_arguments(self.spec, self.controller_address)
-        )
         for worker_id in range(self.spec.num_hosts):
             self._start_step(f"worker-{worker_id}", has_devices=True)
+        # While the steps start.
+        credentials = Credentials.make().to_text()
+        for name, step in self._steps.items():
+            step.send(
+                agent.Welcome(
+                    folder=self._folder_on_node(name),
+                    launcher_folder=str(self.folder.path),
+                    work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
+                    files={CREDENTIALS_NAME: credentials},
+                )
+            )
+        listen = (self.controller_address, _ANY_PORT)
+        self._start(
+            CONTROLLER, CONTROLLER, self._modules.controller, (*controller_arguments(self.spec, *listen), *_NETWORK)
+        )
 
     def _start_step(self, name: str, *, has_devices: bool) -> None:
         assert self._components is not None
@@ -219,14 +243,7 @@ class SlurmRuntime(LocalRuntime):
             name, argv, component_environment(self._environ), self.folder.log_of(name)
         )
         self._started.append(child)
-        self._steps[name] = step = _Step(input_fd)
-        step.send(
-            agent.Welcome(
-                folder=self._folder_on_node(name),
-                launcher_folder=str(self.folder.path),
-                work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
-            )
-        )
+        self._steps[name] = _Step(input_fd)
 
     def _start(
         self, step: str, component: str, module: str, arguments: tuple[object, ...], *, is_primary: bool = True
@@ -241,9 +258,10 @@ class SlurmRuntime(LocalRuntime):
             PROXY,
             self._modules.proxy,
             (
-                *("--controller", controller_address),
+                *("--controller", self.controller_address),
                 *("--listen", self._clients[0].address),
-                *("--links", f"unix:{self._head_folder}/links-0.sock"),
+                *("--links", _ANY_PORT),
+                *_NETWORK,
             ),
             is_primary=False,
         )
@@ -258,7 +276,7 @@ class SlurmRuntime(LocalRuntime):
                 run_dir=agent.FOLDER,
                 log_dir=agent.LOGS,
             )
-            self._start(name, name, self._modules.worker, arguments)
+            self._start(name, name, self._modules.worker, (*arguments, *_NETWORK))
 
     def _note(self, event: RuntimeEvent) -> None:
         match event:
@@ -271,7 +289,7 @@ class SlurmRuntime(LocalRuntime):
             case ComponentEnded(component, was_asked=False) if component in self._step_ids:
                 self._end_step(self._step_ids[component])
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
-                self._start_connected(str(fields.get("address", self.controller_address)))
+                self._start_connected(tcp_address(fields))
             case _:
                 pass
         super()._note(event)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
@@ -39,9 +40,10 @@ from slurm_pathways.launch.local import (
     controller_arguments,
     worker_arguments,
 )
+from slurm_pathways.launch.node_address import own_address
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder, make_private
-from slurm_pathways.launch.slurm import STEP_PREFIX, Placement, find_allocation, plan
+from slurm_pathways.launch.slurm import STEP_PREFIX, Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.environment import Allocation, Step
 
@@ -55,10 +57,12 @@ class Invitation(msgspec.Struct, frozen=True):
     Attributes:
         workers: the nodes, by worker id.
         controller_address: where workers connect.
+        credentials: of the job, as text.
     """
 
     workers: tuple[str, ...]
     controller_address: str
+    credentials: str
 
 
 def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[str, str], node_dir: Path | None) -> int:
@@ -99,6 +103,11 @@ def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[st
     )
 
 
+def _network(folder: RunFolder, host: str) -> tuple[str, ...]:
+    """Of every process that speaks with other nodes."""
+    return ("--credentials", str(folder.path), "--advertise", host)
+
+
 def letter_box(job_id: int, step_id: int, node: str) -> Path:
     """Where the post puts the invitation. Nodes may share the file system."""
     return Path(f"/tmp/slurm-pathways-{os.getuid()}") / f"invitation-{job_id}.{step_id}.{node}"
@@ -122,6 +131,7 @@ class FirstTaskRuntime(LocalRuntime):
         self._step = step
         self._placement = placement
         self._post_fd: int | None = None
+        self._links: tuple[str, ...] = ()
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -135,9 +145,12 @@ class FirstTaskRuntime(LocalRuntime):
 
     def _start_processes(self, cache: Path) -> None:
         assert self._components is not None
-        self._start_component(
-            CONTROLLER, self._modules.controller, *controller_arguments(self.spec, self.controller_address)
-        )
+        self._credentials = Credentials.create(self.folder.path)
+        host = own_address(self._environ)
+        network = _network(self.folder, host)
+        self._links = ("--links", f"tcp:{host}:0", *network)
+        listen = (self.controller_address, f"tcp:{host}:0")
+        self._start_component(CONTROLLER, self._modules.controller, *controller_arguments(self.spec, *listen), *network)
         assert self._step.nodes is not None
         others = [node for node in self._step.nodes if node != self._step.node]
         if others:
@@ -163,13 +176,17 @@ class FirstTaskRuntime(LocalRuntime):
                 run_dir=self.folder.path,
                 log_dir=self.folder.logs,
             ),
+            *network,
         )
         self._start_proxy()
+
+    def _links_arguments(self, number: int) -> tuple[object, ...]:
+        return self._links
 
     def _note(self, event: RuntimeEvent) -> None:
         match event:
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
-                self._invite(str(fields.get("address", self.controller_address)))
+                self._invite(tcp_address(fields))
             case _:
                 pass
         super()._note(event)
@@ -179,8 +196,8 @@ class FirstTaskRuntime(LocalRuntime):
             return
         # Where the post is gone, its end is reported where all ends are.
         with contextlib.suppress(BrokenPipeError):
-            line = msgspec.json.encode(Invitation(self._placement.workers, controller_address)) + b"\n"
-            os.write(self._post_fd, line)
+            invitation = Invitation(self._placement.workers, controller_address, self._credentials.to_text())
+            os.write(self._post_fd, msgspec.json.encode(invitation) + b"\n")
 
     def close(self) -> None:
         """End what runs here; the other tasks end with the controller."""
@@ -214,6 +231,8 @@ class _WorkerTask:
             return RUN_FAILED
         worker_id = invitation.workers.index(self._node)
         folder = RunFolder.create(self._environ)
+        Credentials.from_text(invitation.credentials).save(folder.path)
+        network = _network(folder, own_address(self._environ))
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         components = Components(component_environment(self._environ), self._inbox.put)
@@ -230,7 +249,7 @@ class _WorkerTask:
                 log_dir=folder.logs,
             )
             components.start(
-                name, [sys.executable, "-m", REAL_MODULES.worker, *map(str, arguments)], folder.log_of(name)
+                name, [sys.executable, "-m", REAL_MODULES.worker, *map(str, arguments), *network], folder.log_of(name)
             )
             while (event := self._inbox.get()) is not None:
                 if isinstance(event, ComponentEnded):
