@@ -161,16 +161,27 @@ def local_runtime(
     devices_per_host: int,
     *,
     environ: Mapping[str, str] | None = None,
+    over_tcp: str | None = None,
     **spec: Any,
 ) -> Iterator[Any]:
-    """A runtime on this machine (``slurm_pathways.launch.local.LocalRuntime``)."""
+    """A runtime on this machine (``slurm_pathways.launch.local.LocalRuntime``).
+
+    Args:
+        over_tcp: as between hosts (``slurm_pathways.launch.over_tcp``), with this encryption of the data plane.
+    """
     from slurm_pathways.config import RuntimeSpec
     from slurm_pathways.launch.local import LocalRuntime
+    from slurm_pathways.launch.over_tcp import OverTcp
 
     shape = RuntimeSpec(
         num_slices=num_slices, hosts_per_slice=hosts_per_slice, devices_per_host=devices_per_host, **spec
     )
-    with LocalRuntime(shape, environ=clean_environment() | dict(environ or {})) as runtime:
+    inherited = clean_environment() | dict(environ or {})
+    if over_tcp is None:
+        started = LocalRuntime(shape, environ=inherited)
+    else:
+        started = OverTcp(shape, environ=inherited, data_plane_encryption=over_tcp)
+    with started as runtime:
         yield runtime
 
 

@@ -136,6 +136,18 @@ def between_workers() -> Iterator[Row]:
         aim=0.8 * raw / 1e9,
         compared=(Figure("raw Unix socket", raw / 1e9),),
     )
+    by_encryption = {}
+    for encryption in ("none", "tls"):
+        with local_runtime(1, 2, 1, force_sockets=True, over_tcp=encryption) as runtime:
+            by_encryption[encryption] = run_workload("worker_to_worker", runtime.environment())["bytes_per_s"]
+    yield Row(
+        "worker to worker, 256 MiB jax.Array, TCP and TLS as between hosts",
+        "GB/s",
+        by_encryption["tls"] / 1e9,
+        at_least=0.75,
+        aim=2,
+        compared=(Figure("authenticated, not encrypted", by_encryption["none"] / 1e9),),
+    )
 
 
 @rows(7)
