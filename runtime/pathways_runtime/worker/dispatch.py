@@ -8,6 +8,7 @@ follows from it, on its own thread, except that only two threads launch: the one
 outstanding, which keeps launches in order whichever thread performs them.
 """
 
+import contextlib
 import logging
 import random
 import threading
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pathways_runtime.core.ids import OpId, SessionId
+from pathways_runtime.core.ids import OpId, SessionId, WorldId
 from pathways_runtime.core.status import Code, Status, StatusError, error
 from pathways_runtime.core.worker.arrays import first_failure
 from pathways_runtime.core.worker.events import ArrayFailed, ArrayMade, Event, LaunchEnqueued, LaunchFailed, ReadTaken
@@ -118,6 +119,8 @@ class Dispatcher:
         self._links: dict[SessionId, SessionLink] = {}
         self._closed_links_bytes = 0
         self._next_launch_id = 0
+        #: Per world, the last launch that ``_keep_order`` is about, and the thread that made it.
+        self._last_alone: dict[WorldId, tuple[int, pjrt.Token]] = {}
         self._waiting = Pool("waits", _MAX_WAITING_THREADS)
         self._launching = Sequence("launches")
         self.completions = Completions(acknowledgements, self._launch_ended_badly)
@@ -220,7 +223,12 @@ class Dispatcher:
         try:
             arguments, late_failure = _arguments(instruction, program)
             self._next_launch_id += 1
+            is_alone_here = launch.program.spans_hosts and len(program.devices) == 1
+            if is_alone_here:
+                self._keep_order(program.world.id)
             values, token = program.launch(arguments, self._next_launch_id)
+            if is_alone_here:
+                self._last_alone[program.world.id] = (threading.get_ident(), token)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
             self._acknowledgements.launches_completed(1)
             return self._take(LaunchFailed(launch, self._failure_of(launch, failure)))
@@ -228,6 +236,19 @@ class Dispatcher:
         follow_up = self._take(LaunchEnqueued(launch, values, late_failure))
         self.completions.follow(launch, program.devices, token, values[0].array if values else None)
         return follow_up
+
+    def _keep_order(self, world: WorldId) -> None:
+        """Wait for the last launch of a program that spans hosts and has one device here, if another thread made it.
+
+        PJRT on CPU runs such launches in the order in which *one thread* makes them; those of programs with several
+        devices here, in order whoever makes them. Out of order, their collectives meet others on the other hosts, and
+        the values are wrong without an error.
+        """
+        last = self._last_alone.get(world)
+        if last is not None and last[0] != threading.get_ident():
+            # What it failed with, its own completion tells.
+            with contextlib.suppress(pjrt.PjrtError):
+                pjrt.wait_token(last[1])
 
     def _launch_ended_badly(self, launch: PendingLaunch, failure: BaseException) -> None:
         self.post(LaunchFailed(launch, self._failure_of(launch, failure)))
