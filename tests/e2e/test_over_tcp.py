@@ -18,14 +18,25 @@ from slurm_pathways.launch.over_tcp import OverTcp
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module", params=["tls", "none"])
+class HostsApart(OverTcp):
+    """Workers that do not see one another's files, so no two are of one host: worlds too span hosts."""
+
+    def _start_component(self, name: str, module: str, *arguments: object) -> None:
+        assert self._components is not None
+        argv = ["unshare", "--mount", sys.executable, "-m", module, *map(str, arguments)]
+        self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
+
+
+@pytest.fixture(scope="module", params=["tls", "none", "hosts apart"])
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverTcp]:
     root = tmp_path_factory.mktemp("r")
     root.chmod(0o700)
-    spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, force_sockets=True, relay_fanout=2)
+    is_apart = request.param == "hosts apart"
+    spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, force_sockets=not is_apart, relay_fanout=2)
+    started = HostsApart(spec) if is_apart else OverTcp(spec, data_plane_encryption=request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUNS_VARIABLE, str(root))
-        with OverTcp(spec, data_plane_encryption=request.param) as running:
+        with started as running:
             yield running
         assert list(root.iterdir()) == [], "the run left something behind"
 
