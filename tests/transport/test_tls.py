@@ -1,6 +1,9 @@
 """Connections between hosts: who gets in, who does not, and that nobody who waits delays others."""
 
 import asyncio
+import contextlib
+import errno
+import functools
 import os
 import socket
 import ssl
@@ -10,10 +13,12 @@ from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pathways_runtime.transport import addresses, door, frames, handshakes, streams
 from pathways_runtime.transport.credentials import Credentials
+from pathways_runtime.transport.dataplane import DataPlane, PeerLost
 from pathways_runtime.transport.handshakes import HandshakeFactory
 from pathways_runtime.transport.network import Network, open_door
 from pathways_runtime.transport.tls_socket import RECORD_BYTES, Connection, TlsSocket
@@ -92,8 +97,9 @@ def test_another_jobs_are_refused_by_both_sides(
     entrance: Callable[..., Entrance], ours: Credentials, of_another_job: Credentials, kind: Pair
 ) -> None:
     place = entrance(kind[0](ours))
-    with pytest.raises(addresses.ConnectFailed, match=r"cannot connect to tcp:127\.0\.0\.1:\d+ .*"):
+    with pytest.raises(addresses.ConnectFailed, match=r"cannot connect to tcp:127\.0\.0\.1:\d+ .*") as raised:
         connect(place, kind[1](of_another_job))
+    assert raised.value.errno == errno.EACCES
     assert place.entered.empty()
 
 
@@ -468,3 +474,49 @@ async def test_connecting_on_a_loop_needs_the_credentials(ours: Credentials) -> 
         await streams.connect("tcp:127.0.0.1:1", Collected, TIMEOUT_S)  # type: ignore[type-var]
     with pytest.raises(addresses.AddressError, match="needs the job's credentials"):
         await streams.serve("tcp:127.0.0.1:0", asyncio.BufferedProtocol)
+
+
+# The data plane
+
+
+@pytest.mark.parametrize("encrypts", [True, False], ids=["tls", "plain"])
+def test_data_planes_of_two_hosts(
+    tmp_path: Any, ours: Credentials, of_another_job: Credentials, encrypts: bool
+) -> None:
+    """Small and large payloads arrive; another job finds the peer lost."""
+
+    def plane(name: str, credentials: Credentials, encrypts: bool) -> DataPlane:
+        network = Network(credentials, "127.0.0.1", encrypts)
+        return DataPlane(f"unix:{tmp_path}/{name}", f"host of {name}", network=network)
+
+    with contextlib.ExitStack() as at_end:
+        sender, receiver = plane("a", ours, encrypts), plane("b", ours, encrypts)
+        stranger = plane("c", of_another_job, encrypts)
+        for one in (sender, receiver, stranger):
+            at_end.callback(one.close)
+            one.connect(1, receiver.address, receiver.host_key)
+        assert receiver.address.startswith("tcp:127.0.0.1:") and receiver.address.endswith(f",unix:{tmp_path}/b")
+        contents = [np.arange(size, dtype=np.uint8) for size in (1, 1000, 60_000, 70_000, 9 << 20)]
+        arrived: Queue[tuple[int, Any]] = Queue()
+        for index, content in enumerate(contents):
+            receiver.expect((1, 2, index), functools.partial(lambda index, got: arrived.put((index, got)), index))
+            sender.send(1, (1, 2, index), content, lambda failure: None)
+        for _ in contents:
+            index, got = arrived.get(timeout=TIMEOUT_S)
+            np.testing.assert_array_equal(got.array(np.uint8, contents[index].shape), contents[index])
+        assert sender.bytes_moved() == {"shared_memory": 0, "socket": sum(one.nbytes for one in contents)}
+        outcomes: Queue[Any] = Queue()
+        stranger.send(1, (1, 2, 99), contents[0], outcomes.put)
+        assert isinstance(outcomes.get(timeout=TIMEOUT_S), PeerLost)
+
+
+def test_data_planes_of_one_host_share_memory_beside_tcp(tmp_path: Any, ours: Credentials) -> None:
+    network = Network(ours, "127.0.0.1")
+    sender, receiver = (DataPlane(f"unix:{tmp_path}/{name}", "one host", network=network) for name in "ab")
+    with contextlib.closing(sender), contextlib.closing(receiver):
+        sender.connect(1, receiver.address, receiver.host_key)
+        arrived: Queue[Any] = Queue()
+        receiver.expect((1, 2, 3), arrived.put)
+        sender.send(1, (1, 2, 3), np.full(1 << 20, 7, np.uint8), lambda failure: None)
+        assert arrived.get(timeout=TIMEOUT_S).array(np.uint8, (1 << 20,)).min() == 7
+        assert sender.bytes_moved() == {"shared_memory": 1 << 20, "socket": 0}

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -240,8 +241,10 @@ def connect(
         except OSError as failure:
             is_over = time.monotonic() >= deadline_s or is_given_up() or isinstance(failure, NotOfThisJob)
             if is_over or (isinstance(parsed, UnixAddress) and failure.errno not in _NOT_YET):
+                # OpenSSL numbers its errors in its own way, and handshakes give none.
+                is_ours = isinstance(failure, ssl.SSLError | NotOfThisJob) or failure.errno is None
                 raise ConnectFailed(
-                    failure.errno,
+                    errno.EACCES if is_ours else failure.errno,
                     f"cannot connect to {address} (tried for {timeout_s:g} s): {failure.strerror or failure}",
                 ) from failure
             time.sleep(_RETRY_INTERVAL_S)

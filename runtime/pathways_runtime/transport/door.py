@@ -124,7 +124,9 @@ class Door:
                 self._accepts_again_s = time.monotonic() + _PAUSE_S
                 return
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A peer that is gone already is found out by the handshake.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             fd = sock.fileno()
             pending = _Pending(self._handshake(sock), fd, str(peer[0]), time.monotonic() + HANDSHAKE_TIMEOUT_S)
             if len(self._pending) >= MAX_PENDING:
@@ -147,6 +149,10 @@ class Door:
                 connection.close()
         except OSError as failure:
             self._refuse(pending, str(failure))
+        except Exception:
+            # Whatever a stranger's bytes bring about must not close the door for the others.
+            logger.exception("the handshake with %s failed", pending.peer)
+            self._drop(pending)
         else:
             self._epoll.modify(pending.sock_fd, select.EPOLLIN if awaited == select.POLLIN else select.EPOLLOUT)
 
