@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-#: Overlapping groups of the eight devices: a slice, hosts of both slices, everything, one device of each host (PJRT orders
-#: launches on these by another rule than on several), two devices of one host.
+#: Overlapping groups of the eight devices: a slice, hosts of both slices, everything, one device of each host (PJRT
+#: orders launches on these by another rule than on several), two devices of one host.
 GROUPS = ((0, 1, 2, 3), (4, 5, 6, 7), (2, 3, 4, 5), tuple(range(8)), (7, 0, 3, 4), (1, 2), (6, 7))
 #: How many are dispatched before their values are looked at.
 WINDOW = 16
