@@ -18,6 +18,7 @@ from pathways_runtime.transport.credentials import FILE_NAME as CREDENTIALS_NAME
 from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch import agent, client_step
+from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.local import (
@@ -181,6 +182,7 @@ class SlurmRuntime(LocalRuntime):
         #: Of those whose agent has said something, by component.
         self._step_ids: dict[str, str] = {}
         self._cancelling: list[threading.Thread] = []
+        self._has_closed = threading.Event()
 
     # Names and places
 
@@ -301,7 +303,9 @@ class SlurmRuntime(LocalRuntime):
 
         def cancel() -> None:
             try:
-                slurm.cancel_step(job_id, int(step_id))
+                slurm.signal_step(job_id, int(step_id), "TERM")
+                if not self._has_closed.wait(CLOSE_GRACE_S):
+                    slurm.signal_step(job_id, int(step_id), "KILL")
             except CommandError as failure:
                 logger.warning("step %d.%s may still run: %s", job_id, step_id, failure)
 
@@ -333,6 +337,11 @@ class SlurmRuntime(LocalRuntime):
         """End every step and remove the folder. May be called twice."""
         for step in self._steps.values():
             step.close()
+        folders = [Path(self._folder_on_node(name)) for name in self._steps] if self._folder is not None else []
         super().close()
+        self._has_closed.set()
         for thread in self._cancelling:
             thread.join()
+        # What agents that were killed have left, where this node sees it; each node's next run sees to the others.
+        for folder in folders:
+            remove_run(folder, keep_logs=False)

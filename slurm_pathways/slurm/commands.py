@@ -16,6 +16,8 @@ from slurm_pathways.slurm.queue import Job, Node, Switch
 
 #: For what slurmctld answers at once; a busy one takes seconds.
 DEFAULT_TIMEOUT_S = 30.0
+#: What scancel says of a step that is not there any more.
+_ENDED_STEP = ("Invalid job id", "already completing or completed")
 #: Of a program's stderr in a message.
 _MAX_QUOTED = 2000
 
@@ -130,9 +132,13 @@ class Slurm:
         """End a job; one that has ended already is no error."""
         self.run(["scancel", str(job_id)])
 
-    def cancel_step(self, job_id: int, step_id: int) -> None:
-        """End a step at once; one that has ended already is no error."""
-        self.run(["scancel", "--quiet", "--signal=KILL", f"{job_id}.{step_id}"])
+    def signal_step(self, job_id: int, step_id: int, signal_name: str) -> None:
+        """Send a signal (``TERM``) to the processes of a step; one that has ended already is no error."""
+        try:
+            self.run(["scancel", "--quiet", f"--signal={signal_name}", f"{job_id}.{step_id}"])
+        except CommandFailed as failure:
+            if not any(words in failure.stderr for words in _ENDED_STEP):
+                raise
 
     def set_comment(self, job_id: int, comment: str) -> None:
         """Write the job's comment, which squeue and sacct show; the job's owner may."""

@@ -12,6 +12,8 @@ import pytest
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.sandbox.configuration import PARTITION
 
+SPANK = Path(__file__).parents[2] / "spank"
+
 NUM_NODES = 8
 UP_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 30.0
@@ -68,6 +70,22 @@ def mended_sandbox(sandbox: Sandbox) -> Iterator[Sandbox]:
         if not node.is_running or (node.slurm_state or "").startswith(("down", "drain")):
             sandbox.return_node(index)
     sandbox.await_idle()
+
+
+@pytest.fixture(scope="session")
+def built_spank(sandbox: Sandbox) -> Path:
+    """The plugin, built and installed in the sandbox's folder; no plugstack.conf names it yet."""
+    folder = sandbox.directory / "spank"
+    source = shutil.copytree(SPANK, folder / "source", ignore=shutil.ignore_patterns("build"))
+    made = subprocess.run(
+        ["make", "-s", "install", f"PREFIX={folder}", f"SYSCONFDIR={folder}/etc"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return folder
 
 
 @pytest.fixture

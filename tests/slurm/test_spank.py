@@ -1,7 +1,6 @@
 """The SPANK plugin on a real cluster: who is started, what fails whom, what is left on nodes."""
 
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -28,18 +27,9 @@ while [ "$1" != -- ]; do shift; done; shift
 
 
 @pytest.fixture(scope="module")
-def installed(sandbox: Sandbox) -> Path:
-    """The plugin, built and installed in the sandbox's folder, with a hook and a stand-in for slurm-pathways."""
-    folder = sandbox.directory / "spank"
-    source = shutil.copytree(SPANK, folder / "source", ignore=shutil.ignore_patterns("build"))
-    made = subprocess.run(
-        ["make", "-s", "install", f"PREFIX={folder}", f"SYSCONFDIR={folder}/etc"],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
+def installed(built_spank: Path) -> Path:
+    """The plugin beside a hook and a stand-in for slurm-pathways."""
+    folder = built_spank
     for name, text in {
         "slurm-pathways": COMMAND,
         "hook": f'#!/bin/sh\nexec {sys.executable} -I -m slurm_pathways.slurm.hook "$@"\n',
