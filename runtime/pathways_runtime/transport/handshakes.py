@@ -26,8 +26,8 @@ Handshake = Generator[int, None, Connection]
 #: Makes the handshake of an accepted or connected, non-blocking socket.
 HandshakeFactory = Callable[[socket.socket], Handshake]
 
-#: A handshake takes two round trips and a millisecond of computing.
-HANDSHAKE_TIMEOUT_S = 5.0
+#: A handshake takes two round trips and a millisecond of computing; on a host that is starved of processors, seconds.
+HANDSHAKE_TIMEOUT_S = 10.0
 
 _GREETING = b"+"
 _PLAIN_MAGIC = b"SPWplain"
