@@ -1,6 +1,7 @@
 """The shell in this process: what a session held is free when it ends, whatever was under way."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,7 +144,10 @@ def test_launches_are_counted_once(
     for number in range(10):
         launch = ops.Launch(OpId(2 + number), PROGRAM, (X,), (Handle(20 + number),))
         dispatcher.feed(OperationReceived(SESSION, launch, 0))
-    # Small programs of one device run within the call, so they are counted by now, in one message.
+    # Small programs of one device run within the call, here or, after one that took long, on the other thread.
+    has_launched = threading.Event()
+    dispatcher._launching.submit(has_launched.set)
+    assert has_launched.wait(10)
     dispatcher._acknowledgements.flush()
     assert sum(message.launches_completed for message in acknowledged) == 10
     assert dispatcher.completions.num_in_flight() == 0

@@ -4,8 +4,9 @@ Locking. The core is guarded by one lock, held while it takes in one event and n
 A launch may block in PJRT (small programs of one device run inside the call, collectives included), and everything that
 other hosts wait for (sends, acknowledgements, arrivals) must go on meanwhile. Whoever brings an event performs what
 follows from it, on its own thread, except that only two threads launch: the one that reads the controller's stream
-(``feed``), and one for launches that other threads' events (``post``) make possible. The core has at most one launch
-outstanding, which keeps launches in order whichever thread performs them.
+(``feed``) launches programs that return at once; the other one launches those that lately took long to return, so that
+what comes next is read and prepared meanwhile, and all that other threads' events (``post``) make possible. The core
+has at most one launch outstanding, which keeps launches in order whichever thread performs them.
 """
 
 import contextlib
@@ -56,6 +57,9 @@ from pathways_runtime.worker.worlds import World
 logger = logging.getLogger(__name__)
 
 Instructions = list[Instruction]
+
+#: A program whose launch took longer than this is launched by the other thread next time: a hop costs some 30 us.
+_LONG_LAUNCH_S = 0.0002
 
 #: Threads that wait for arrays to answer the proxy. They are made as needed; each blocks in PJRT.
 _MAX_WAITING_THREADS = 64
@@ -146,20 +150,20 @@ class Dispatcher:
         with self._lock:
             instructions = self._core.handle(event)
         if instructions:
-            self._perform_all(instructions, True)
+            self._perform_all(instructions, self._returns_at_once)
 
     def post(self, event: Event) -> None:
         """Take in an event and perform what follows, but leave launches to another thread. For any thread."""
         with self._lock:
             instructions = self._core.handle(event)
         if instructions:
-            self._perform_all(instructions, False)
+            self._perform_all(instructions, _never)
 
-    def _perform_all(self, instructions: Instructions, launches_here: bool) -> None:
+    def _perform_all(self, instructions: Instructions, launches_here: Callable[[EnqueueLaunch], bool]) -> None:
         todo = deque(instructions)
         while todo:
             instruction = todo.popleft()
-            if not launches_here and type(instruction) is EnqueueLaunch:
+            if type(instruction) is EnqueueLaunch and not launches_here(instruction):
                 self._launching.submit(self._launch_from_elsewhere, instruction)
                 continue
             follow_up = self._perform[type(instruction)](instruction)
@@ -167,8 +171,13 @@ class Dispatcher:
                 todo.extend(follow_up)
 
     def _launch_from_elsewhere(self, instruction: EnqueueLaunch) -> None:
-        self._perform_all([instruction], True)
+        self._perform_all([instruction], _always)
         self._acknowledgements.flush()
+
+    @staticmethod
+    def _returns_at_once(instruction: EnqueueLaunch) -> bool:
+        program = instruction.launch.program
+        return program is None or program.value.last_launch_s < _LONG_LAUNCH_S
 
     def _take(self, event: Event) -> Instructions:
         with self._lock:
@@ -377,6 +386,14 @@ class Dispatcher:
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(Fetched(instruction.wait_id, instruction.failure))
+
+
+def _always(_: EnqueueLaunch) -> bool:
+    return True
+
+
+def _never(_: EnqueueLaunch) -> bool:
+    return False
 
 
 def _arguments(instruction: EnqueueLaunch, program: LoadedProgram) -> tuple[list[pjrt.Array], Status | None]:

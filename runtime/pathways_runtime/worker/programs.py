@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ _ENTRY_PARAMETER = 2
 
 
 class LoadedProgram:
-    """An executable that is loaded here, with all that a launch needs. Immutable.
+    """An executable that is loaded here, with all that a launch needs. Immutable, but for ``last_launch_s``.
 
     Attributes:
         executable: PJRT's.
@@ -37,9 +38,21 @@ class LoadedProgram:
         devices: this host's, in PJRT's order.
         handlers, placements: per output.
         parameters: (shape, kind) of one device's shard, per parameter.
+        last_launch_s: how long PJRT took to take in the last execution. Programs of one device per host run inside that
+            call unless XLA thinks them expensive.
     """
 
-    __slots__ = ("__weakref__", "devices", "executable", "handlers", "name", "parameters", "placements", "world")
+    __slots__ = (
+        "__weakref__",
+        "devices",
+        "executable",
+        "handlers",
+        "last_launch_s",
+        "name",
+        "parameters",
+        "placements",
+        "world",
+    )
 
     def __init__(
         self, executable: pjrt.Executable, world: World, devices: Sequence[DeviceId], compiled: CompiledProgram
@@ -47,6 +60,7 @@ class LoadedProgram:
         self.executable = executable
         self.world = world
         self.name = compiled.metadata.name
+        self.last_launch_s = 0.0
         by_physical = {world.device(device).id: device for device in devices}
         self.devices = tuple(by_physical[device.id] for device in executable.local_devices())
         self.parameters = compiled.parameters
@@ -71,7 +85,9 @@ class LoadedProgram:
 
     def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
         """Enqueue one execution; see ``pjrt.execute``."""
+        started_s = time.perf_counter()
         outputs, token = pjrt.execute(self.executable, arguments, self.handlers, launch_id)
+        self.last_launch_s = time.perf_counter() - started_s
         return tuple(map(Shards, outputs, self.placements)), token
 
     def as_program(self, spans_hosts: bool, donated: tuple[int, ...]) -> Program:
