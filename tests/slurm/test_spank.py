@@ -166,7 +166,7 @@ def test_the_node_is_set_up_before_and_clean_after(
     state = mended_sandbox.local_dir / "sp"
     configure(f"command={installed}/slurm-pathways hook={installed}/hook state={state}")
     # slurmd looks for epilogs in plugins when it starts.
-    mended_sandbox.reboot(0)
+    mended_sandbox.reboot(0, is_unnoticed=True)
     mended_sandbox.await_idle([0])
     program = "setsid sleep 987654 >/dev/null 2>&1 </dev/null & echo left=$!; stat -c 'folder %a %U' $0/$SLURM_JOB_ID/*"
     done = run("srun", "-N1", "-w", "node0", "--pathways", "bash", "-c", program, str(state))
