@@ -221,6 +221,11 @@ def test_what_two_kills_left_is_removed_by_the_next_run(run_in_child: list[str],
     assert not path.exists()
 
 
+#: JAX, where another test has imported it here, warns of every fork; these children call exec at once.
+_forks = pytest.mark.filterwarnings("ignore:os.fork\\(\\) was called:RuntimeWarning")
+
+
+@_forks
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(run_in_child: list[str], runs_root: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
@@ -240,6 +245,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(run_in_child: list[str], 
         os.close(terminal)
 
 
+@_forks
 def test_ctrl_z_stops_and_continues_both(run_in_child: list[str]) -> None:
     """A shell sees the run stop, and continues it with its program."""
     code = "print('u' + 'p'); print('read', input())"
