@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,17 @@ def make(dispatcher: Dispatcher, op_id: int, handle: Handle, value: float) -> No
     dispatcher.feed(BufferArrived(SESSION, OpId(op_id), 0, np.full(2, value, np.float32).tobytes()))
 
 
+def settle(dispatcher: Dispatcher) -> None:
+    """Wait until no other thread launches or follows anything."""
+    has_launched = threading.Event()
+    dispatcher._launching.submit(has_launched.set)
+    assert has_launched.wait(10), "the launching thread is busy"
+    deadline_s = time.monotonic() + 10
+    while num_in_flight := dispatcher.completions.num_in_flight():
+        assert time.monotonic() < deadline_s, f"{num_in_flight} launches are not over"
+        threading.Event().wait(0.001)
+
+
 def test_a_closed_session_frees_everything(
     dispatcher: Dispatcher,
     core: WorkerCore,
@@ -98,6 +110,7 @@ def test_a_closed_session_frees_everything(
     assert len(values) == 4
     assert len(world.client.live_arrays()) > before
     del arrays
+    settle(dispatcher)
     dispatcher.feed(SessionClosed(SESSION))
     # No cycles: nothing waits for a collection.
     gc.disable()
@@ -145,9 +158,7 @@ def test_launches_are_counted_once(
         launch = ops.Launch(OpId(2 + number), PROGRAM, (X,), (Handle(20 + number),))
         dispatcher.feed(OperationReceived(SESSION, launch, 0))
     # Small programs of one device run within the call, here or, after one that took long, on the other thread.
-    has_launched = threading.Event()
-    dispatcher._launching.submit(has_launched.set)
-    assert has_launched.wait(10)
+    settle(dispatcher)
     dispatcher._acknowledgements.flush()
     assert sum(message.launches_completed for message in acknowledged) == 10
     assert dispatcher.completions.num_in_flight() == 0
