@@ -21,7 +21,8 @@ def test_what_a_client_needs_is_set_and_the_rest_is_kept() -> None:
         "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
         "SLURM_PATHWAYS_RUN_DIR": "/run",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+        ":glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824",
         "IFRT_PROXY_GRPC_MAX_ONGOING_HOST_BUFFER_STORES": "64",
     }
 
