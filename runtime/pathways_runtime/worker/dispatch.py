@@ -244,6 +244,10 @@ class Dispatcher:
         # The core must know that it was enqueued before it may hear that it failed.
         follow_up = self._take(LaunchEnqueued(launch, values, late_failure))
         self.completions.follow(launch, program.devices, token, values[0].array if values else None)
+        if program.last_launch_s >= _LONG_LAUNCH_S:
+            # A thread may make one such launch after the other for as long as there is credit. Credit comes back before
+            # it is used up only if the controller hears of them meanwhile.
+            self._acknowledgements.flush()
         return follow_up
 
     def _keep_order(self, world: WorldId) -> None:
