@@ -17,7 +17,6 @@ from pathways_runtime.proxy.frontend import (
     Upload,
 )
 from pathways_runtime.transport.addresses import parse_unix
-from pathways_runtime.transport.http2.grpc_messages import GrpcCode
 from pathways_runtime.transport.http2.server import Call, CallHandler, Http2Server
 from pathways_runtime.wire.ifrt.schema import SERVICE
 
@@ -231,11 +230,11 @@ class _OneRequest:
     def messages_received(self, messages: list[Buffer]) -> None:
         self._messages += messages
         if len(self._messages) > 1:
-            self._call.finish(GrpcCode.INTERNAL, f"{self._call.path} takes one message")
+            self._call.finish(Code.INTERNAL, f"{self._call.path} takes one message")
 
     def request_ended(self) -> None:
         if not self._messages:
-            self._call.finish(GrpcCode.INTERNAL, f"{self._call.path} takes one message, and none came")
+            self._call.finish(Code.INTERNAL, f"{self._call.path} takes one message, and none came")
             return
         try:
             self._answer(bytes(self._messages[0]))

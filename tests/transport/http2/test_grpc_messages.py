@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_runtime.core.status import Code
 from pathways_runtime.transport.http2 import grpc_messages, headers
 from pathways_runtime.transport.http2.frames import ConnectionFault, ErrorCode
 from pathways_runtime.transport.http2.grpc_messages import (
     CallFault,
-    GrpcCode,
     MalformedRequest,
     MessageReader,
     NotGrpc,
@@ -59,9 +59,9 @@ def test_a_message_longer_than_the_first_allocation_is_whole() -> None:
 
 @pytest.mark.parametrize(
     ("wire", "code"),
-    [(b"\1\0\0\0\2ab", GrpcCode.UNIMPLEMENTED), (prefixed(b"x" * 11), GrpcCode.RESOURCE_EXHAUSTED)],
+    [(b"\1\0\0\0\2ab", Code.UNIMPLEMENTED), (prefixed(b"x" * 11), Code.RESOURCE_EXHAUSTED)],
 )
-def test_messages_that_are_not_taken(wire: bytes, code: GrpcCode) -> None:
+def test_messages_that_are_not_taken(wire: bytes, code: Code) -> None:
     reader = MessageReader(10)
     got: list[bytes] = []
     with pytest.raises(CallFault) as caught:
@@ -119,7 +119,7 @@ def test_content_type_may_name_the_message_format() -> None:
 
 
 def test_trailers() -> None:
-    block = grpc_messages.trailers_block(GrpcCode.NOT_FOUND, "no 100% é\n", (("x-bin", b"\0\1"), ("y", "z")))
+    block = grpc_messages.trailers_block(Code.NOT_FOUND, "no 100% é\n", (("x-bin", b"\0\1"), ("y", "z")))
     assert hpack.Decoder().decode(block) == [
         ("grpc-status", "5"),
         ("grpc-message", "no 100%25 %C3%A9%0A"),

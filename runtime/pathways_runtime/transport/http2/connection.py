@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from pathways_runtime.core.status import Code
 from pathways_runtime.transport.frames import Buffer
 from pathways_runtime.transport.http2 import frames, grpc_messages, headers
 from pathways_runtime.transport.http2.events import (
@@ -27,7 +28,6 @@ from pathways_runtime.transport.http2.events import (
 from pathways_runtime.transport.http2.frames import ConnectionFault, ErrorCode, StreamFault
 from pathways_runtime.transport.http2.grpc_messages import (
     CallFault,
-    GrpcCode,
     MalformedRequest,
     Metadata,
     NotGrpc,
@@ -219,7 +219,7 @@ class ServerConnection:
         """Begin the answer with headers alone, so that the client knows that the call is being served."""
         self.send_messages(stream_id, (), metadata)
 
-    def finish(self, stream_id: int, code: int = GrpcCode.OK, message: str = "", metadata: Metadata = ()) -> None:
+    def finish(self, stream_id: int, code: int = Code.OK, message: str = "", metadata: Metadata = ()) -> None:
         """End the call with a status, after the messages that were sent.
 
         Raises:
@@ -493,7 +493,7 @@ class ServerConnection:
     def _end_request(self, stream: Stream) -> None:
         if not stream.reader.is_at_boundary and not stream.reader.is_discarding:
             stream.is_ended_by_client = True
-            self._spoil(stream, CallFault(GrpcCode.INTERNAL, "the request ended within a message"))
+            self._spoil(stream, CallFault(Code.INTERNAL, "the request ended within a message"))
             return
         stream.is_ended_by_client = True
         if not stream.reader.is_discarding:

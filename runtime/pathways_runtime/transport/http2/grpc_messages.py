@@ -6,12 +6,12 @@ encoding, so a client that compresses is told UNIMPLEMENTED.
 
 import base64
 import binascii
-import enum
 import re
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pathways_runtime.core.status import Code
 from pathways_runtime.transport.frames import Buffer
 from pathways_runtime.transport.http2 import headers
 from pathways_runtime.transport.http2.headers import Headers
@@ -26,32 +26,10 @@ _FIRST_ALLOCATION_BYTES = 1 << 23
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
-class GrpcCode(enum.IntEnum):
-    """gRPC's status codes."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
-
-
 class CallFault(Exception):
     """One call cannot go on; its stream ends with this status."""
 
-    def __init__(self, code: GrpcCode, message: str) -> None:
+    def __init__(self, code: Code, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
@@ -139,11 +117,11 @@ class MessageReader:
                 self.is_at_boundary = True
                 if compressed:
                     self.discard()
-                    raise CallFault(GrpcCode.UNIMPLEMENTED, "compressed messages are not supported")
+                    raise CallFault(Code.UNIMPLEMENTED, "compressed messages are not supported")
                 if length > self._max_message_bytes:
                     self.discard()
                     raise CallFault(
-                        GrpcCode.RESOURCE_EXHAUSTED,
+                        Code.RESOURCE_EXHAUSTED,
                         f"a message of {length} bytes is longer than the limit of {self._max_message_bytes}",
                     )
                 if end - at >= length:
@@ -239,7 +217,7 @@ def parse_request(fields: Headers) -> Request:
     if not re.match(rb"application/grpc(?:[+;]|$)", content_type):
         raise NotGrpc(415, "a gRPC call has content-type application/grpc")
     if encoding != b"identity":
-        raise CallFault(GrpcCode.UNIMPLEMENTED, f"messages encoded with {encoding.decode('latin-1')} are not supported")
+        raise CallFault(Code.UNIMPLEMENTED, f"messages encoded with {encoding.decode('latin-1')} are not supported")
     metadata = tuple(item for field in regular if field[0] not in _RESERVED for item in _metadata(*field))
     return Request(pseudo[b":path"].decode("latin-1"), metadata)
 
@@ -257,7 +235,7 @@ def _decode_base64(name: str, value: bytes) -> bytes:
     try:
         return base64.b64decode(stripped + b"=" * (-len(stripped) % 4), validate=True)
     except binascii.Error as failure:
-        raise CallFault(GrpcCode.INTERNAL, f"metadata {name} is not base64: {failure}") from failure
+        raise CallFault(Code.INTERNAL, f"metadata {name} is not base64: {failure}") from failure
 
 
 def encode_metadata(metadata: Metadata) -> Headers:
@@ -288,9 +266,9 @@ def response_block(metadata: Metadata = ()) -> bytes:
     return _RESPONSE + headers.encode(encode_metadata(metadata)) if metadata else _RESPONSE
 
 
-def trailers_block(code: GrpcCode | int, message: str = "", metadata: Metadata = (), *, is_only: bool = False) -> bytes:
+def trailers_block(code: Code | int, message: str = "", metadata: Metadata = (), *, is_only: bool = False) -> bytes:
     """The header block that ends an answer. ``is_only``: no ``response_block`` went before."""
-    if code == GrpcCode.OK and not message and not metadata and not is_only:
+    if code == Code.OK and not message and not metadata and not is_only:
         return _TRAILERS_OK
     fields: Headers = ((b"grpc-status", b"%d" % code),)
     if message:
@@ -304,7 +282,7 @@ def http_error_block(http_status: int, message: str) -> bytes:
         (
             (b":status", b"%d" % http_status),
             (b"content-type", b"application/grpc"),
-            (b"grpc-status", b"%d" % GrpcCode.UNKNOWN),
+            (b"grpc-status", b"%d" % Code.UNKNOWN),
             (b"grpc-message", percent_encode(message)),
         )
     )

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, cast
 
+from pathways_runtime.core.status import Code
 from pathways_runtime.transport.frames import Buffer
 from pathways_runtime.transport.http2.connection import Limits, ServerConnection
 from pathways_runtime.transport.http2.events import (
@@ -23,7 +24,7 @@ from pathways_runtime.transport.http2.events import (
     RequestReceived,
     StreamCancelled,
 )
-from pathways_runtime.transport.http2.grpc_messages import GrpcCode, Metadata
+from pathways_runtime.transport.http2.grpc_messages import Metadata
 from pathways_runtime.transport.http2.streams import Message
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Call:
             self._protocol.producers[self.stream_id] = (self, messages)
             self._protocol.schedule_flush()
 
-    def finish(self, code: int = GrpcCode.OK, message: str = "", metadata: Metadata = ()) -> None:
+    def finish(self, code: int = Code.OK, message: str = "", metadata: Metadata = ()) -> None:
         """End the call with a status, behind the messages."""
         self._protocol.forget(self.stream_id)
         self._protocol.connection.finish(self.stream_id, code, message, metadata)
@@ -237,14 +238,14 @@ class _Http2Protocol(asyncio.BufferedProtocol):
             self._fail_call(call)
             return
         if handler is None:
-            call.finish(GrpcCode.UNIMPLEMENTED, f"there is no method {event.path}")
+            call.finish(Code.UNIMPLEMENTED, f"there is no method {event.path}")
         elif event.stream_id in self.calls:
             # Not answered already.
             call.handler = handler
 
     def _fail_call(self, call: Call) -> None:
         logger.exception("call ended, its handler failed: path=%s", call.path)
-        self.connection.finish(call.stream_id, GrpcCode.INTERNAL, "the server failed; see its log")
+        self.connection.finish(call.stream_id, Code.INTERNAL, "the server failed; see its log")
         self._cancel(call.stream_id, "its handler failed")
         self.schedule_flush()
 
