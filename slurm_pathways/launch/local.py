@@ -216,6 +216,10 @@ class LocalRuntime:
         self._start_component(
             CONTROLLER, self._modules.controller, *controller_arguments(self.spec, self.controller_address)
         )
+        self._start_workers(cache, self.controller_address)
+        self._start_proxy()
+
+    def _start_workers(self, cache: Path, controller_address: str) -> None:
         for worker_id, host_name in enumerate(self.host_names):
             self._start_component(
                 f"worker-{worker_id}",
@@ -224,13 +228,17 @@ class LocalRuntime:
                     self.spec,
                     worker_id=worker_id,
                     host_name=host_name,
-                    controller_address=self.controller_address,
+                    controller_address=controller_address,
                     cache=cache,
                     run_dir=self.folder.path,
                     log_dir=self.folder.logs,
                 ),
+                *self._extra_worker_arguments(worker_id),
             )
-        self._start_proxy()
+
+    def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
+        """What a worker's command line has besides, where hosts are reached in another way."""
+        return ()
 
     def _start_caretaker(self) -> None:
         script = Path(caretaker.__file__)

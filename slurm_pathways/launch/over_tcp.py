@@ -18,7 +18,6 @@ from slurm_pathways.launch.local import (
     LocalRuntime,
     StartupFailed,
     controller_arguments,
-    worker_arguments,
 )
 
 _HEAD = "127.0.0.1"
@@ -54,23 +53,14 @@ class OverTcp(LocalRuntime):
         # The port is known only now.
         if not self._controller_listens.wait(self.spec.startup_timeout_s):
             raise StartupFailed(f"the controller did not listen within {self.spec.startup_timeout_s:g} s")
-        for worker_id, host_name in enumerate(self.host_names):
-            self._start_component(
-                f"worker-{worker_id}",
-                self._modules.worker,
-                *worker_arguments(
-                    self.spec,
-                    worker_id=worker_id,
-                    host_name=host_name,
-                    controller_address=self._controller_tcp,
-                    cache=cache,
-                    run_dir=self.folder.path,
-                    log_dir=self.folder.logs,
-                ),
-                *self._network_arguments(f"127.0.1.{worker_id + 1}"),
-                *("--data-plane-encryption", self._data_plane_encryption),
-            )
+        self._start_workers(cache, self._controller_tcp)
         self._start_proxy()
+
+    def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
+        return (
+            *self._network_arguments(f"127.0.1.{worker_id + 1}"),
+            *("--data-plane-encryption", self._data_plane_encryption),
+        )
 
     def _network_arguments(self, host: str) -> tuple[object, ...]:
         return ("--credentials", self.credentials_folder, "--advertise", host)

@@ -76,6 +76,26 @@ class Membership(NamedTuple):
     num_members: int
 
 
+def _join(membership: Membership) -> Any:
+    """Connect to the world's coordination service.
+
+    Raises:
+        PjrtError: it did not answer in time.
+    """
+    # No missed_heartbeat_callback: jaxlib aborts the process when it calls one. The timeouts equal the service's.
+    runtime = _jax.get_distributed_runtime_client(
+        membership.coordinator_address,
+        membership.rank,
+        init_timeout=60,
+        shutdown_timeout=5,
+        heartbeat_timeout=100,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    runtime.connect()
+    return runtime
+
+
 def make_cpu_client(
     num_devices: int, membership: Membership | None, collectives_host: str = "127.0.0.1"
 ) -> tuple[Client, Any]:
@@ -94,17 +114,7 @@ def make_cpu_client(
     lapack._lapack.initialize()
     if membership is None:
         return xla_client.make_cpu_client(asynchronous=True, num_devices=num_devices), None
-    # No missed_heartbeat_callback: jaxlib aborts the process when it calls one. The timeouts equal the service's.
-    runtime = _jax.get_distributed_runtime_client(
-        membership.coordinator_address,
-        membership.rank,
-        init_timeout=60,
-        shutdown_timeout=5,
-        heartbeat_timeout=100,
-        shutdown_on_destruction=False,
-        use_compression=True,
-    )
-    runtime.connect()
+    runtime = _join(membership)
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
     client = xla_client.make_cpu_client(
         asynchronous=True,
@@ -124,16 +134,7 @@ def make_plugin_client(platform: str, membership: Membership | None) -> tuple[Cl
     options: dict[str, Any] = dict(xla_client.generate_pjrt_gpu_plugin_options()) if platform == "cuda" else {}
     runtime = None
     if membership is not None:
-        runtime = _jax.get_distributed_runtime_client(
-            membership.coordinator_address,
-            membership.rank,
-            init_timeout=60,
-            shutdown_timeout=5,
-            heartbeat_timeout=100,
-            shutdown_on_destruction=False,
-            use_compression=True,
-        )
-        runtime.connect()
+        runtime = _join(membership)
         options |= {"node_id": membership.rank, "num_nodes": membership.num_members}
     if not xla_client.pjrt_plugin_initialized(platform):
         xla_client.initialize_pjrt_plugin(platform)
