@@ -21,13 +21,6 @@ class ArrayCopySemantics(enum.IntEnum):
     DONATE_INPUT = 3
 
 
-class SingleDeviceShardSemantics(enum.IntEnum):
-    """Which shards a request is about (``xla.ifrt.proto.SingleDeviceShardSemantics``); all are addressable here."""
-
-    ADDRESSABLE_SHARDS = 1
-    ALL_SHARDS = 2
-
-
 class ArraySpec(msgspec.Struct, frozen=True, gc=False):
     """``xla.ifrt.ArraySpecProto``: element type, global shape in elements, and how it is laid over devices."""
 

@@ -1,18 +1,12 @@
 """What one host holds of arrays and programs."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from pathways_runtime.core.ids import DeviceId, Handle
 from pathways_runtime.core.status import Status
-
-
-class Waiter(Protocol):
-    """Something that goes on when all arrays that it waits for are settled."""
-
-    missing: int
 
 
 class LocalArray:
@@ -28,7 +22,8 @@ class LocalArray:
         value: the shell's; the core never looks inside.
         num_readers: instructions under way that still have to take their view of ``value``. A program that would
             overwrite the array gets a copy as long as there are any.
-        waiters: who waits while it is pending; empty otherwise.
+        waiters: who waits while it is pending (launches, assemblies, operations: each counts what it misses); empty
+            otherwise.
     """
 
     __slots__ = ("devices", "failure", "handle", "num_readers", "value", "waiters")
