@@ -337,7 +337,8 @@ def test_an_executor_notices_that_its_supervisor_was_killed(start_rig: StartRig,
     assert has_ended(pid), f"the executor lives {TIMEOUT_S:g} s after its supervisor"
 
 
-def test_the_real_executor_registers_and_notices_too(start_rig: StartRig) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_real_executor_registers_and_notices_too(start_rig: StartRig, is_stopped: bool) -> None:
     rig = start_rig(None)
     pid = rig.start_executor(3)
     executor = rig.controller.accept()
@@ -348,6 +349,8 @@ def test_the_real_executor_registers_and_notices_too(start_rig: StartRig) -> Non
     assert registration.num_devices == 2
     assert registration.data_address == f"unix:{rig.folder}/data-5-3.sock"
     addresses.connect(registration.data_address, 0.0).close()
+    if is_stopped:
+        os.kill(pid, signal.SIGSTOP)
     os.kill(rig.process.pid, signal.SIGKILL)
     assert has_ended(pid), f"the executor lives {TIMEOUT_S:g} s after its supervisor"
 

@@ -14,7 +14,7 @@ from pathways_runtime.transport import addresses, network
 from pathways_runtime.transport.addresses import AddressError, UnixAddress
 from pathways_runtime.transport.credentials import CredentialsError
 from pathways_runtime.transport.dataplane import local_host_key
-from pathways_runtime.transport.lifeline import watch_lifeline
+from pathways_runtime.transport.lifeline import die_with_parent, watch_lifeline
 from pathways_runtime.worker import environment
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     watch_lifeline(options.lifeline_fd, lambda: _end(0, "whoever started this process is gone"))
+    # A process that is stopped, or stuck in a call that keeps the interpreter, cannot watch.
+    die_with_parent()
     environment.prepare(options.num_devices, options.worker_xla_flags)
     # jaxlib reads the environment when it is loaded, so what imports it comes only now.
     from pathways_runtime.worker.control import Executor, ExecutorConfig, Stopped
