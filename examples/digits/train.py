@@ -114,8 +114,9 @@ class Busy:
         self._seconds[program] = max(0.0, _median_seconds(run) - self._round_trip_s())
 
     def utilisation(self, wall_s: float) -> float:
-        """Busy seconds by wall-clock seconds."""
-        return sum(times * self._seconds[program] for program, times in self._runs.items()) / wall_s
+        """Busy seconds by wall-clock seconds, at most 1: alone, a program may take longer than behind others."""
+        busy_s = sum(times * self._seconds[program] for program, times in self._runs.items())
+        return min(1.0, busy_s / wall_s)
 
     def _round_trip_s(self) -> float:
         empty = jax.jit(lambda x: x + 1, out_shardings=self._sharding)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from slurm_pathways.sandbox.spec import (
 
 #: For jobs that were cancelled to be gone from their nodes.
 IDLE_TIMEOUT_S = 60.0
+#: slurmctld takes a node for rebooted when it started later than its last answer. Both are whole seconds, and the start
+#: is reckoned from an uptime in whole seconds: it can come out a second early.
+_REBOOT_S = 2.1
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -149,6 +153,8 @@ class Sandbox:
         with self._changing() as performer:
             if performer.is_running(index):
                 performer.stop_node(index)
+                if not is_unnoticed:
+                    time.sleep(_REBOOT_S)
             performer.start_node(index, *(() if is_unnoticed else ("-b",)))
 
     def return_node(self, index: int) -> None:
