@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,12 @@ from slurm_pathways.launch.local import (
     controller_arguments,
     worker_arguments,
 )
+from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.commands import CommandError, Slurm
-from slurm_pathways.slurm.environment import Allocation, EnvironmentProblem, read_allocation
-from slurm_pathways.slurm.slicing import SliceCounts, SlicePlan, SlicingError, by_counts
+from slurm_pathways.slurm.environment import Allocation
 
 logger = logging.getLogger(__name__)
 
@@ -49,55 +48,6 @@ _NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
 _ANY_PORT = f"tcp:{agent.HOST}:0"
 #: Where Slurm starts what has lost its working folder.
 _SLURMS_LAST_RESORT = "/tmp"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Which node does what. ``workers[N]`` is the node of worker N: slices first, in their order, then spares."""
-
-    head: str
-    workers: tuple[str, ...]
-
-
-def plan(values: Mapping[str, Any], nodes: Sequence[str]) -> tuple[RuntimeSpec, Placement]:
-    """The runtime that was asked for (``config.gather``) on these nodes; nodes that no slice needs are spares.
-
-    Raises:
-        ConfigurationError: it cannot be had there.
-    """
-    counts = SliceCounts(values.get("num_slices"), values.get("hosts_per_slice"), values.get("num_spares", 0))
-    try:
-        slices: SlicePlan = by_counts(nodes, counts)
-    except SlicingError as failure:
-        raise ConfigurationError(f"{failure} (the nodes are {', '.join(nodes)})") from failure
-    spec = RuntimeSpec(
-        **{
-            **values,
-            "num_slices": len(slices.slices),
-            "hosts_per_slice": len(slices.slices[0]),
-            "num_spares": len(slices.spares),
-        }
-    )
-    workers = tuple(node for members in slices.slices for node in members) + slices.spares
-    return spec, Placement(nodes[0], workers)
-
-
-def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """The allocation to run in.
-
-    Raises:
-        ConfigurationError: there is none, or it is of a kind that a run cannot use.
-    """
-    try:
-        allocation = read_allocation(environ)
-    except EnvironmentProblem as failure:
-        raise ConfigurationError(str(failure)) from failure
-    if allocation.num_components > 1:
-        raise ConfigurationError(
-            f"job {allocation.job_id} is a heterogeneous job of {allocation.num_components} components, which cannot "
-            "survive the loss of a node: ask for one component with all nodes, and for spares"
-        )
-    return allocation
 
 
 def run_in_allocation(
@@ -132,13 +82,6 @@ def run_in_allocation(
         environ,
         verbosity,
     )
-
-
-def tcp_address(listening: Mapping[str, Any]) -> str:
-    """Where other nodes reach a controller, from the fields of its ``listening`` event."""
-    address: str
-    [address] = (address for address in listening["addresses"] if address.startswith("tcp:"))
-    return address
 
 
 class _Step:

@@ -41,9 +41,10 @@ from slurm_pathways.launch.local import (
     worker_arguments,
 )
 from slurm_pathways.launch.node_address import own_address
+from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder, make_private
-from slurm_pathways.launch.slurm import STEP_PREFIX, Placement, find_allocation, plan, tcp_address
+from slurm_pathways.launch.slurm import STEP_PREFIX
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.environment import Allocation, Step
 

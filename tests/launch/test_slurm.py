@@ -4,7 +4,7 @@ import pytest
 
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch.node_address import own_address
-from slurm_pathways.launch.slurm import Placement, find_allocation, plan
+from slurm_pathways.launch.placement import Placement, find_allocation, plan
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.environment import Allocation
 from slurm_pathways.slurm.quantities import Gres
