@@ -12,11 +12,12 @@ import pytest
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.sandbox.configuration import PARTITION
 
+from .jobs import COMMAND_TIMEOUT_S, PSUM, Job, Submit
+
 SPANK = Path(__file__).parents[2] / "spank"
 
 NUM_NODES = 8
 UP_TIMEOUT_S = 120.0
-COMMAND_TIMEOUT_S = 30.0
 
 SandboxCommand = Callable[..., subprocess.CompletedProcess[str]]
 Slurm = Callable[..., str]
@@ -98,3 +99,29 @@ def slurm(sandbox: Sandbox) -> Slurm:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def submit(sandbox: Sandbox, tmp_path: Path) -> Submit:
+    """Submits a batch script of these lines."""
+
+    def submit(num_nodes: int, *lines: str) -> Job:
+        number = len(list(tmp_path.glob("*.sbatch")))
+        script, output = tmp_path / f"{number}.sbatch", tmp_path / f"{number}.out"
+        script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        options = [f"--nodes={num_nodes}", "--exclusive", "--no-kill", "--gres=tpu:4", f"--output={output}"]
+        done = sandbox.run(
+            ["env", "-C", str(tmp_path), "sbatch", "--parsable", *options, str(script)], COMMAND_TIMEOUT_S
+        )
+        assert done.returncode == 0, done.stderr
+        return Job(sandbox, int(done.stdout), output)
+
+    return submit
+
+
+@pytest.fixture
+def psum(tmp_path: Path) -> Path:
+    """A program that sums 1, 2, … over all devices and ends with the exit code that it is given."""
+    program = tmp_path / "psum.py"
+    program.write_text(PSUM)
+    return program

@@ -6,109 +6,29 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
-from slurm_pathways.slurm.states import ENDED
 
-COMMAND = Path(sys.executable).with_name("slurm-pathways")
+from .jobs import (
+    COMMAND,
+    COMMAND_TIMEOUT_S,
+    GONE_TIMEOUT_S,
+    JOB_TIMEOUT_S,
+    POLL_INTERVAL_S,
+    Job,
+    Submit,
+    commands,
+    processes_of,
+    remove_kept_logs,
+    until_gone,
+)
+
 TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-JOB_TIMEOUT_S = 120.0
-COMMAND_TIMEOUT_S = 30.0
-#: What was cancelled or lost its launcher is gone from all nodes by then.
-GONE_TIMEOUT_S = 10.0
-_POLL_INTERVAL_S = 0.2
 
 pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(180)]
-
-PSUM = """
-import sys, jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-devices = jax.devices()
-mesh = Mesh(np.array(devices), ("x",))
-total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
-print("slices", [device.slice_index for device in devices], flush=True)
-print("psum", float(total(jnp.arange(1.0, len(devices) + 1))[0]), flush=True)
-sys.exit(int(sys.argv[1]))
-"""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A batch job of the session's cluster."""
-
-    sandbox: Sandbox
-    job_id: int
-    output: Path
-
-    def fields(self) -> dict[str, str]:
-        """What slurmctld says of it."""
-        shown = self.sandbox.run(["scontrol", "show", "job", "--oneliner", str(self.job_id)], COMMAND_TIMEOUT_S)
-        assert shown.returncode == 0, shown.stderr
-        return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
-
-    def wait(self) -> str:
-        """Until it has ended; its exit code and signal, as in ``3:0``."""
-        self.until(lambda: self.fields()["JobState"] in ENDED, "has not ended", JOB_TIMEOUT_S)
-        return self.fields()["ExitCode"]
-
-    def until_said(self, words: str) -> None:
-        """Until its output has ``words``."""
-        self.until(lambda: words in self.said(), f"has not said {words!r}", JOB_TIMEOUT_S)
-
-    def until_without_steps(self) -> None:
-        """Until none of its steps runs any more."""
-        self.until(lambda: self.steps() == [], "has steps", GONE_TIMEOUT_S)
-
-    def steps(self) -> list[str]:
-        """The names of its running steps; the batch script is none."""
-        listed = self.sandbox.run(["squeue", "-s", "-h", "-j", str(self.job_id), "-o", "%i %j"], COMMAND_TIMEOUT_S)
-        return [line.split()[1] for line in listed.stdout.splitlines() if not line.split()[0].endswith(".batch")]
-
-    def said(self) -> str:
-        """Its output so far."""
-        return self.output.read_text() if self.output.exists() else ""
-
-    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Until something is so; ``what`` says what the job does as long as it is not."""
-        deadline_s = time.monotonic() + timeout_s
-        while not is_so():
-            assert time.monotonic() < deadline_s, f"after {timeout_s:g} s job {self.job_id} {what}:\n{self.said()}"
-            time.sleep(_POLL_INTERVAL_S)
-
-
-Submit = Callable[..., Job]
-
-
-@pytest.fixture
-def submit(sandbox: Sandbox, tmp_path: Path) -> Submit:
-    """Submits a batch script of these lines."""
-
-    def submit(num_nodes: int, *lines: str) -> Job:
-        number = len(list(tmp_path.glob("*.sbatch")))
-        script, output = tmp_path / f"{number}.sbatch", tmp_path / f"{number}.out"
-        script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        options = [f"--nodes={num_nodes}", "--exclusive", "--no-kill", "--gres=tpu:4", f"--output={output}"]
-        done = sandbox.run(
-            ["env", "-C", str(tmp_path), "sbatch", "--parsable", *options, str(script)], COMMAND_TIMEOUT_S
-        )
-        assert done.returncode == 0, done.stderr
-        return Job(sandbox, int(done.stdout), output)
-
-    return submit
-
-
-@pytest.fixture
-def psum(tmp_path: Path) -> Path:
-    """A program that sums 1, 2, … over all devices and ends with the exit code that it is given."""
-    program = tmp_path / "psum.py"
-    program.write_text(PSUM)
-    return program
 
 
 def test_a_program_computes_on_all_nodes_and_its_exit_code_is_the_jobs(submit: Submit, psum: Path) -> None:
@@ -133,7 +53,7 @@ def _steps_are_accounted(job: Job) -> None:
         if set(steps) == expected and not any(row[1] == "RUNNING" for row in steps.values()):
             break
         assert time.monotonic() < deadline_s, rows
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     assert steps["pathways-client"][2] == "3:0"
     for name, row in steps.items():
         assert "cpu=8" in row[3]
@@ -181,25 +101,25 @@ def _start_sleeping(submit: Submit, *lines: str) -> Job:
 
 def test_scancel_leaves_nothing_on_any_node(submit: Submit, sandbox: Sandbox, runs_root: Path) -> None:
     job = _start_sleeping(submit)
-    assert _processes_of(runs_root)
+    assert processes_of(runs_root)
     assert sandbox.run(["scancel", str(job.job_id)], COMMAND_TIMEOUT_S).returncode == 0
-    _until_gone(runs_root)
+    until_gone(runs_root)
     job.until_without_steps()
-    _remove_kept_logs(runs_root)
+    remove_kept_logs(runs_root)
 
 
 def test_a_killed_launcher_leaves_no_step(submit: Submit, runs_root: Path) -> None:
     job = _start_sleeping(submit, 'echo "code $?"; sleep 600')
-    [launcher] = [pid for pid, argv in _commands() if str(COMMAND) in argv and "run" in argv and "srun" not in argv]
+    [launcher] = [pid for pid, argv in commands() if str(COMMAND) in argv and "run" in argv and "srun" not in argv]
     os.kill(launcher, signal.SIGKILL)
     job.until_said("code 137")
     job.until_without_steps()
-    _until_gone(runs_root)
+    until_gone(runs_root)
 
 
 def test_a_worker_whose_srun_is_killed_ends_and_the_program_goes_on(submit: Submit, runs_root: Path) -> None:
     job = _start_sleeping(submit)
-    for pid, argv in _commands():
+    for pid, argv in commands():
         if "--job-name=pathways-worker-1" in argv:
             os.kill(pid, signal.SIGKILL)
     job.until(lambda: not list(runs_root.glob("*.worker-1")), "has the worker's folder", GONE_TIMEOUT_S)
@@ -207,38 +127,8 @@ def test_a_worker_whose_srun_is_killed_ends_and_the_program_goes_on(submit: Subm
     assert "pathways-client" in job.steps()
     assert re.search(r"worker-1 \(node\d\) was killed by signal 9", job.said())
     job.sandbox.run(["scancel", str(job.job_id)], COMMAND_TIMEOUT_S)
-    _until_gone(runs_root)
-    _remove_kept_logs(runs_root)
-
-
-def _commands() -> Iterator[tuple[int, list[str]]]:
-    for process in psutil.process_iter():
-        try:
-            yield process.pid, process.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _processes_of(runs_root: Path) -> list[list[str]]:
-    """Processes that have the folder of runs in their command line."""
-    return [argv for _, argv in _commands() if str(runs_root) in " ".join(argv)]
-
-
-def _until_gone(runs_root: Path) -> None:
-    deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := _processes_of(runs_root):
-        assert time.monotonic() < deadline_s, f"after {GONE_TIMEOUT_S:g} s there is still {left}"
-        time.sleep(_POLL_INTERVAL_S)
-
-
-def _remove_kept_logs(runs_root: Path) -> None:
-    """Those of a runtime that was ended from outside stay; nothing else does."""
-    deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := [path for path in runs_root.rglob("*") if path.is_file() and path.parent.name != "logs"]:
-        assert time.monotonic() < deadline_s, left
-        time.sleep(_POLL_INTERVAL_S)
-    for path in sorted(runs_root.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+    until_gone(runs_root)
+    remove_kept_logs(runs_root)
 
 
 def test_a_working_folder_that_nodes_do_not_see(submit: Submit, sandbox: Sandbox) -> None:
@@ -249,7 +139,7 @@ def test_a_working_folder_that_nodes_do_not_see(submit: Submit, sandbox: Sandbox
     assert re.search(rf"node\d: the working folder {re.escape(folder)} is not there on this node", job.said())
     logs = re.search(r"the logs are in (\S+)", job.said())
     assert logs is not None
-    _remove_kept_logs(Path(logs[1]).parents[1])
+    remove_kept_logs(Path(logs[1]).parents[1])
 
 
 def test_a_step_with_the_option_is_a_runtime(sandbox: Sandbox, built_spank: Path, psum: Path) -> None:

@@ -1,0 +1,109 @@
+"""What tests on the cluster share: batch jobs, and a look at what is left of them."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from slurm_pathways.sandbox.cluster import Sandbox
+from slurm_pathways.slurm.states import ENDED
+
+COMMAND = Path(sys.executable).with_name("slurm-pathways")
+JOB_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 30.0
+#: What was cancelled or lost its launcher is gone from all nodes by then.
+GONE_TIMEOUT_S = 10.0
+POLL_INTERVAL_S = 0.2
+
+PSUM = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+devices = jax.devices()
+mesh = Mesh(np.array(devices), ("x",))
+total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+print("slices", [device.slice_index for device in devices], flush=True)
+print("psum", float(total(jnp.arange(1.0, len(devices) + 1))[0]), flush=True)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A batch job of the session's cluster."""
+
+    sandbox: Sandbox
+    job_id: int
+    output: Path
+
+    def fields(self) -> dict[str, str]:
+        """What slurmctld says of it."""
+        shown = self.sandbox.run(["scontrol", "show", "job", "--oneliner", str(self.job_id)], COMMAND_TIMEOUT_S)
+        assert shown.returncode == 0, shown.stderr
+        return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
+
+    def wait(self) -> str:
+        """Until it has ended; its exit code and signal, as in ``3:0``."""
+        self.until(lambda: self.fields()["JobState"] in ENDED, "has not ended", JOB_TIMEOUT_S)
+        return self.fields()["ExitCode"]
+
+    def until_said(self, words: str) -> None:
+        """Until its output has ``words``."""
+        self.until(lambda: words in self.said(), f"has not said {words!r}", JOB_TIMEOUT_S)
+
+    def until_without_steps(self) -> None:
+        """Until none of its steps runs any more."""
+        self.until(lambda: self.steps() == [], "has steps", GONE_TIMEOUT_S)
+
+    def steps(self) -> list[str]:
+        """The names of its running steps; the batch script is none."""
+        listed = self.sandbox.run(["squeue", "-s", "-h", "-j", str(self.job_id), "-o", "%i %j"], COMMAND_TIMEOUT_S)
+        return [line.split()[1] for line in listed.stdout.splitlines() if not line.split()[0].endswith(".batch")]
+
+    def said(self) -> str:
+        """Its output so far."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Until something is so; ``what`` says what the job does as long as it is not."""
+        deadline_s = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < deadline_s, f"after {timeout_s:g} s job {self.job_id} {what}:\n{self.said()}"
+            time.sleep(POLL_INTERVAL_S)
+
+
+Submit = Callable[..., Job]
+
+
+def commands() -> Iterator[tuple[int, list[str]]]:
+    """The command lines of all processes of this machine, by pid."""
+    for process in psutil.process_iter():
+        try:
+            yield process.pid, process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def processes_of(runs_root: Path) -> list[list[str]]:
+    """Processes that have the folder of runs in their command line."""
+    return [argv for _, argv in commands() if str(runs_root) in " ".join(argv)]
+
+
+def until_gone(runs_root: Path) -> None:
+    """Until no such process is left, ``GONE_TIMEOUT_S`` at most."""
+    deadline_s = time.monotonic() + GONE_TIMEOUT_S
+    while left := processes_of(runs_root):
+        assert time.monotonic() < deadline_s, f"after {GONE_TIMEOUT_S:g} s there is still {left}"
+        time.sleep(POLL_INTERVAL_S)
+
+
+def remove_kept_logs(runs_root: Path) -> None:
+    """Those of a runtime that was ended from outside stay; nothing else does."""
+    deadline_s = time.monotonic() + GONE_TIMEOUT_S
+    while left := [path for path in runs_root.rglob("*") if path.is_file() and path.parent.name != "logs"]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(POLL_INTERVAL_S)
+    for path in sorted(runs_root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
