@@ -77,18 +77,28 @@ class Job:
 Submit = Callable[..., Job]
 
 
-def commands() -> Iterator[tuple[int, list[str]]]:
-    """The command lines of all processes of this machine, by pid."""
+def commands(sandbox: Sandbox) -> Iterator[tuple[int, list[str]]]:
+    """The command lines of the processes of a cluster's jobs, by pid: there may be several clusters on this machine."""
     for process in psutil.process_iter():
         try:
-            yield process.pid, process.cmdline()
-        except psutil.NoSuchProcess:
+            if process.environ().get("SLURM_CONF", "").startswith(f"{sandbox.directory}/"):
+                yield process.pid, process.cmdline()
+        # Not ours to look into: no job's.
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
 
 
 def processes_of(runs_root: Path) -> list[list[str]]:
     """Processes that have the folder of runs in their command line."""
-    return [argv for _, argv in commands() if str(runs_root) in " ".join(argv)]
+    found = []
+    for process in psutil.process_iter():
+        try:
+            argv = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if str(runs_root) in " ".join(argv):
+            found.append(argv)
+    return found
 
 
 def until_gone(runs_root: Path) -> None:

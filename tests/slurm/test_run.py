@@ -110,7 +110,8 @@ def test_scancel_leaves_nothing_on_any_node(submit: Submit, sandbox: Sandbox, ru
 
 def test_a_killed_launcher_leaves_no_step(submit: Submit, runs_root: Path) -> None:
     job = _start_sleeping(submit, 'echo "code $?"; sleep 600')
-    [launcher] = [pid for pid, argv in commands() if str(COMMAND) in argv and "run" in argv and "srun" not in argv]
+    found = commands(job.sandbox)
+    [launcher] = [pid for pid, argv in found if str(COMMAND) in argv and "run" in argv and "srun" not in argv]
     os.kill(launcher, signal.SIGKILL)
     job.until_said("code 137")
     job.until_without_steps()
@@ -119,7 +120,7 @@ def test_a_killed_launcher_leaves_no_step(submit: Submit, runs_root: Path) -> No
 
 def test_a_worker_whose_srun_is_killed_ends_and_the_program_goes_on(submit: Submit, runs_root: Path) -> None:
     job = _start_sleeping(submit)
-    for pid, argv in commands():
+    for pid, argv in commands(job.sandbox):
         if "--job-name=pathways-worker-1" in argv:
             os.kill(pid, signal.SIGKILL)
     job.until(lambda: not list(runs_root.glob("*.worker-1")), "has the worker's folder", GONE_TIMEOUT_S)
