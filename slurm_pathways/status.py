@@ -17,7 +17,7 @@ from pathways_runtime.wire.messages import (
     StatusRequest,
 )
 from slurm_pathways.config import RUN_DIR_VARIABLE
-from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_root
+from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_roots
 
 #: A controller answers from memory; proxies and executors that it asks first have the rest of the time.
 REPLY_TIMEOUT_S = 10.0
@@ -43,12 +43,12 @@ def find_run(run_dir: Path | None, environ: Mapping[str, str]) -> tuple[Path, Ru
         if record is None or not is_live(run_dir):
             raise StatusUnavailable(f"{run_dir} is not the folder of a run that runs now")
         return run_dir, record
-    root = runs_root(environ)
-    runs = live_runs(root)
+    roots = runs_roots(environ)
+    runs = live_runs(*roots)
     if not runs:
         raise StatusUnavailable(
-            f"no run of yours runs on this machine (looked in {root}); where it was started with --run-dir, give that "
-            "folder with --run"
+            f"no run of yours runs on this machine (looked in {' and '.join(map(str, roots))}); where it was started "
+            "with --run-dir, give that folder with --run"
         )
     if len(runs) > 1:
         listed = "\n".join(f"  {path}  {' '.join(record.program_argv)}" for path, record in runs)

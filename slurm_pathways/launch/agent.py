@@ -1,10 +1,10 @@
 """The agent: the one task of a step of the runtime. It starts components on its node as the launcher says.
 
 Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
-component. End of file means that the launcher, or its srun, is gone, and everything ends. Its standard output goes the
-other way: what components say, with their names. Components' own output goes to its standard error, which srun brings
-into the launcher's logs. So nothing but Slurm itself carries the job's material to nodes, and no file system needs to
-be shared.
+component, and ``Stop`` for one that the others outlive. End of file means that the launcher, or its srun, is gone, and
+everything ends. Its standard output goes the other way: what components say, with their names. Components' own output
+goes to its standard error, which srun brings into the launcher's logs. So nothing but Slurm itself carries the job's
+material to nodes, and no file system needs to be shared.
 """
 
 import os
@@ -71,7 +71,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     is_primary: bool = True
 
 
-Line = Welcome | Start
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End a component in good order."""
+
+    name: str
+
+
+Line = Welcome | Start | Stop
 
 
 def encode_line(line: Line) -> bytes:
@@ -121,6 +127,9 @@ class Agent:
             places[HOST] = own_address(os.environ)
             self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), node=_node())
             for line in lines:
+                if isinstance(line, Stop):
+                    components.stop([line.name], CLOSE_GRACE_S)
+                    continue
                 assert isinstance(line, Start), line
                 argv = [_replace(word, places) for word in line.argv]
                 if line.is_primary:

@@ -93,7 +93,7 @@ def clear_up(path: Path) -> None:
     except FileNotFoundError:
         return
     components = [_Remembered(component) for component in record["components"]]
-    programs = [_Remembered(record["program"])] if record["program"] else []
+    programs = [_Remembered(one) for one in (record["program"], *record["programs"]) if one]
     for program in programs:
         program.signal(signal.SIGTERM)
         # A stopped one (Ctrl-Z) would not see it.

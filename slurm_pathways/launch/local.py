@@ -30,6 +30,7 @@ from slurm_pathways.launch.components import (
     quote_log,
 )
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
+from slurm_pathways.launch.runtime import is_at_terminal
 
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
@@ -118,6 +119,8 @@ class LocalRuntime:
         #: From now on everybody ends, and some are lost to others: nothing of that is trouble.
         self._is_closing = False
         self._clients: list[Client] = []
+        #: Ever made: their proxies are numbered.
+        self._num_clients = 0
         self._folder: RunFolder | None = None
         self._components: Components | None = None
         self._caretaker: Child | None = None
@@ -166,7 +169,11 @@ class LocalRuntime:
 
     def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The command line and environment of a process that runs ``argv`` as the first proxy's client."""
-        return list(argv), self.environment()
+        return [*self.program_prefix(has_terminal=is_at_terminal()), *argv], self.environment()
+
+    def program_prefix(self, *, has_terminal: bool) -> list[str]:
+        """What stands before a program's command line. ``has_terminal``: whoever starts it is at one."""
+        return []
 
     @property
     def failure(self) -> ComponentEnded | None:
@@ -259,18 +266,42 @@ class LocalRuntime:
         """Where executors connect to a proxy."""
         return ("--links", self.folder.address(f"links-{number}"))
 
-    def _start_proxy(self) -> Client:
-        number = len(self._clients)
-        client = Client(f"proxy-{number}", self.folder.address(f"proxy-{number}"))
+    def _new_client(self) -> Client:
+        """A client whose proxy is still to be started."""
+        number = self._num_clients
+        self._num_clients += 1
+        client = Client(f"proxy-{number}", self._address_of_client(number))
         self._clients.append(client)
+        return client
+
+    def _address_of_client(self, number: int) -> str:
+        return self.folder.address(f"proxy-{number}")
+
+    def _start_proxy(self) -> Client:
+        client = self._new_client()
         self._start_component(
             client.proxy,
             self._modules.proxy,
             *("--controller", self.controller_address),
             *("--listen", client.address),
-            *self._links_arguments(number),
+            *self._links_arguments(self._num_clients - 1),
         )
         return client
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """Those that have a proxy, the oldest first."""
+        return tuple(self._clients)
+
+    def add_proxy(self) -> Client:
+        """Start a proxy for one more client; returns at once. From the main thread."""
+        client = self._start_proxy()
+        self._write_record()
+        return client
+
+    def is_listening(self, client: Client) -> bool:
+        """Whether a client's proxy accepts connections."""
+        return client.proxy in self._listening
 
     def new_proxy(self) -> Client:
         """Start a proxy for one more client, and wait until it listens.
@@ -279,13 +310,16 @@ class LocalRuntime:
             StartupFailed: it ended, or took longer than a start may take.
         """
         self._deadline_s = time.monotonic() + self.spec.startup_timeout_s
-        client = self._start_proxy()
-        self._write_record()
+        client = self.add_proxy()
         self.wait_ready()
         return client
 
     def close_proxy(self, client: Client) -> None:
-        """End a proxy, and with it the session of its client."""
+        """End a proxy, and with it the session of its client. Waits for its end, ``CLOSE_GRACE_S`` at most."""
+        self._clients.remove(client)
+        self._stop_proxy(client)
+
+    def _stop_proxy(self, client: Client) -> None:
         assert self._components is not None
         self._components.stop([client.proxy], CLOSE_GRACE_S)
 

@@ -66,9 +66,7 @@ class OverTcp(LocalRuntime):
         return ("--credentials", self.credentials_folder, "--advertise", host)
 
     def _start_proxy(self) -> Client:
-        number = len(self._clients)
-        client = Client(f"proxy-{number}", self.folder.address(f"proxy-{number}"))
-        self._clients.append(client)
+        client = self._new_client()
         self._start_component(
             client.proxy,
             self._modules.proxy,

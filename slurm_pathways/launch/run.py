@@ -24,7 +24,11 @@ from slurm_pathways.launch.program import (
 )
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.run_folder import identify
+from slurm_pathways.launch.runtime import Runtime
+from slurm_pathways.launch.startup import next_event, start_up
 
+#: Of a warm runtime: the process that lets programs in.
+KEEPER = "keeper"
 #: The exit code when the runtime did not start: what `env`, `timeout` and `docker run` give for their own failures.
 RUN_FAILED = 125
 
@@ -59,22 +63,25 @@ def run_local(
 
 
 def run_with(
-    make_runtime: Callable[[Callable[[RuntimeEvent], None]], LocalRuntime],
+    make_runtime: Callable[[Callable[[RuntimeEvent], None]], Runtime],
     spec: RuntimeSpec,
     argv: Sequence[str],
     environ: Mapping[str, str],
     verbosity: int,
     *,
     passes_signals: bool = True,
+    is_warm: bool = False,
 ) -> int:
     """``run_local`` with any runtime.
 
     Args:
         make_runtime: gets what is to be told of the runtime's events.
         passes_signals: False where whoever signals us signals our whole process group, as Slurm does.
+        is_warm: the runtime is there already.
     """
     check_client_environment(environ)
-    check_machine(spec)
+    if not is_warm:
+        check_machine(spec)
     progress = Progress(spec, verbosity)
     try:
         find_program(argv[0], environ)
@@ -83,17 +90,18 @@ def run_with(
         return failure.exit_code
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with Signals(inbox.put):
-        return _Run(make_runtime(inbox.put), argv, progress, inbox, passes_signals).execute()
+        return _Run(make_runtime(inbox.put), argv, progress, inbox, passes_signals, is_warm).execute()
 
 
 class _Run:
     def __init__(
         self,
-        runtime: LocalRuntime,
+        runtime: Runtime,
         argv: Sequence[str],
         progress: Progress,
         inbox: "queue.SimpleQueue[Event]",
         passes_signals: bool,
+        is_warm: bool,
     ) -> None:
         self._runtime = runtime
         self._spec = runtime.spec
@@ -101,15 +109,18 @@ class _Run:
         self._progress = progress
         self._inbox = inbox
         self._passes_signals = passes_signals
+        self._is_warm = is_warm
         self._started_s = time.monotonic()
 
     def execute(self) -> int:
         try:
-            self._progress.starting()
+            if not self._is_warm:
+                self._progress.starting()
             self._runtime.start()
-            interruption = self._start_up()
+            interruption = start_up(self._runtime, self._inbox, self._progress, self._started_s)
             if interruption is not None:
                 return 128 + interruption
+            self._progress.ready(self._elapsed_s(), str(self._runtime.folder.logs))
             program = Program(*self._runtime.program(self._argv), self._inbox.put)
             try:
                 self._runtime.record(program=identify("program", program.pid), program_argv=tuple(self._argv))
@@ -133,40 +144,13 @@ class _Run:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def _next(self, deadline_s: float | None) -> Event | None:
-        """The next event, or None at the deadline (on ``time.monotonic``)."""
-        try:
-            return self._inbox.get(timeout=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def _start_up(self) -> int | None:
-        """Wait until the runtime is ready; returns the signal that came instead, if one did."""
-        runtime, num_ready = self._runtime, 0
-        while not runtime.is_ready():
-            runtime.check_startup()
-            match self._next(runtime.startup_deadline_s):
-                case SignalReceived(number):
-                    self._progress.line(f"interrupted by {signal.Signals(number).name}")
-                    return number
-                case ComponentEvent() | ComponentEnded() as event:
-                    self._progress.event(event, self._elapsed_s())
-                    hosts_ready = runtime.hosts_ready()
-                    if len(hosts_ready) > num_ready:
-                        num_ready = len(hosts_ready)
-                        self._progress.hosts(hosts_ready)
-                case _:
-                    pass
-        self._progress.ready(self._elapsed_s(), str(runtime.folder.logs))
-        return None
-
     def _supervise(self, program: Program) -> int:
         """Until the program has ended; returns its exit code."""
         is_served = True
         # What the program is sent, and when, once the runtime can serve it no more.
         due: list[tuple[float, signal.Signals]] = []
         while True:
-            match self._next(due[0][0] if due else None):
+            match next_event(self._inbox, due[0][0] if due else None):
                 case ProgramEnded(exit_code):
                     return exit_code
                 case SignalReceived(number, from_terminal):
@@ -206,4 +190,4 @@ class _Run:
 
 def _is_vital(component: str) -> bool:
     """Whether the program can get nothing done without it; a lost host is for the program to see, and to survive."""
-    return component == CONTROLLER or component.startswith("proxy-")
+    return component in (CONTROLLER, KEEPER) or component.startswith("proxy-")

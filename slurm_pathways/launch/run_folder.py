@@ -20,6 +20,7 @@ import msgspec
 from pathways_runtime.transport.addresses import MAX_UNIX_PATH_BYTES
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError
 from slurm_pathways.launch import caretaker
+from slurm_pathways.slurm.environment import is_in_job
 
 RECORD_NAME = caretaker.RECORD_NAME
 LOCK_NAME = "run.lock"
@@ -38,6 +39,20 @@ class Process(msgspec.Struct, frozen=True):
     start_ticks: int
 
 
+class Warm(msgspec.Struct, frozen=True):
+    """Of a runtime that outlives programs.
+
+    Attributes:
+        address: where its keeper listens.
+        job_id: the Slurm job that it runs in; None for one on this machine alone.
+        settings: the fields of its ``RuntimeSpec``; folders as text.
+    """
+
+    address: str
+    job_id: int | None
+    settings: dict[str, str | int | float | bool | None]
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     """What ``run.json`` says.
 
@@ -50,6 +65,8 @@ class RunRecord(msgspec.Struct, frozen=True):
         components: the runtime's processes; each is the leader of a process group.
         program: the user's, once it has been started.
         program_argv: its command line.
+        warm: where programs are let in, of a runtime that outlives them.
+        programs: those that were let in and run on this machine.
     """
 
     schema_version: int
@@ -60,6 +77,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     components: tuple[Process, ...]
     program: Process | None = None
     program_argv: tuple[str, ...] = ()
+    warm: Warm | None = None
+    programs: tuple[Process, ...] = ()
 
 
 def identify(name: str, pid: int) -> Process:
@@ -68,12 +87,21 @@ def identify(name: str, pid: int) -> Process:
 
 
 def runs_root(environ: Mapping[str, str]) -> Path:
-    """Where this user's run folders lie."""
+    """Where this user's run folders are made."""
+    return runs_roots(environ)[0]
+
+
+def runs_roots(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where this user's run folders may lie on this machine; new ones in the first."""
     if configured := environ.get(RUNS_VARIABLE):
-        return Path(configured).expanduser().absolute()
-    if per_user := environ.get("XDG_RUNTIME_DIR"):
-        return Path(per_user) / "slurm-pathways"
-    return Path(f"/tmp/slurm-pathways-{os.getuid()}")
+        return (Path(configured).expanduser().absolute(),)
+    shared = Path(f"/tmp/slurm-pathways-{os.getuid()}")
+    per_user = environ.get("XDG_RUNTIME_DIR")
+    # It belongs to logins: on the nodes of a job it is missing, or goes when a login ends.
+    if not per_user or not Path(per_user).is_dir():
+        return (shared,)
+    of_login = Path(per_user) / "slurm-pathways"
+    return (shared, of_login) if is_in_job(environ) else (of_login, shared)
 
 
 def make_private(path: Path) -> None:
@@ -209,10 +237,10 @@ def read_record(path: Path) -> RunRecord | None:
         return None
 
 
-def live_runs(root: Path) -> list[tuple[Path, RunRecord]]:
-    """The runs of this user that run now, oldest first."""
+def live_runs(*roots: Path) -> list[tuple[Path, RunRecord]]:
+    """The runs in these folders that run now on this machine, oldest first."""
     found = []
-    for path in sorted(root.glob("run-*")):
+    for path in (path for root in roots for path in root.glob("run-*")):
         record = read_record(path)
         if record is not None and is_live(path):
             found.append((path, record))

@@ -41,7 +41,6 @@ from slurm_pathways.slurm.environment import Allocation
 
 logger = logging.getLogger(__name__)
 
-PROXY = "proxy-0"
 STEP_PREFIX = "pathways-"
 #: Of every process that speaks with other nodes, as agents complete it.
 _NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
@@ -160,7 +159,7 @@ class SlurmRuntime(LocalRuntime):
     # Start
 
     def _start_processes(self, cache: Path) -> None:
-        self._clients.append(Client(PROXY, f"unix:{self._head_folder}/{PROXY}.sock"))
+        self._new_client()
         self._start_step(CONTROLLER, has_devices=False)
         for worker_id in range(self.spec.num_hosts):
             self._start_step(f"worker-{worker_id}", has_devices=True)
@@ -198,18 +197,7 @@ class SlurmRuntime(LocalRuntime):
 
     def _start_connected(self, controller_address: str) -> None:
         """Start all that connects to the controller, which listens now. On the thread that watches components."""
-        self._start(
-            CONTROLLER,
-            PROXY,
-            self._modules.proxy,
-            (
-                *("--controller", self.controller_address),
-                *("--listen", self._clients[0].address),
-                *("--links", _ANY_PORT),
-                *_NETWORK,
-            ),
-            is_primary=False,
-        )
+        self._start_proxy_of(self._clients[0])
         for worker_id, node in enumerate(self._placement.workers):
             name = f"worker-{worker_id}"
             arguments = worker_arguments(
@@ -222,6 +210,32 @@ class SlurmRuntime(LocalRuntime):
                 log_dir=agent.LOGS,
             )
             self._start(name, name, self._modules.worker, (*arguments, *_NETWORK))
+
+    def _address_of_client(self, number: int) -> str:
+        return f"unix:{self._head_folder}/proxy-{number}.sock"
+
+    def _start_proxy(self) -> Client:
+        client = self._new_client()
+        self._start_proxy_of(client)
+        return client
+
+    def _start_proxy_of(self, client: Client) -> None:
+        """Once the controller listens."""
+        self._start(
+            CONTROLLER,
+            client.proxy,
+            self._modules.proxy,
+            (
+                *("--controller", self.controller_address),
+                *("--listen", client.address),
+                *("--links", _ANY_PORT),
+                *_NETWORK,
+            ),
+            is_primary=False,
+        )
+
+    def _stop_proxy(self, client: Client) -> None:
+        self._steps[CONTROLLER].send(agent.Stop(client.proxy))
 
     def _note(self, event: RuntimeEvent) -> None:
         match event:
@@ -262,9 +276,8 @@ class SlurmRuntime(LocalRuntime):
         chosen = self._clients[0] if client is None else client
         return client_environment(self._environ, chosen.address, self.run_dir)
 
-    def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """The program as a step on the head."""
-        has_terminal = os.isatty(0) and os.isatty(1)
+    def program_prefix(self, *, has_terminal: bool) -> list[str]:
+        """A step on the head, which runs what follows."""
         options = StepOptions(STEP_PREFIX + "client", self._placement.head, has_terminal=has_terminal)
         wrapper = [
             *(sys.executable, "-I", "-S", client_step.__file__),
@@ -272,7 +285,7 @@ class SlurmRuntime(LocalRuntime):
             *("--grace-s", str(self.spec.failure_grace_s), "--kill-after-s", str(self.spec.kill_after_s)),
             "--",
         ]
-        return srun_argv(self._allocation, options, [*wrapper, *argv]), self.environment()
+        return srun_argv(self._allocation, options, wrapper)
 
     # End
 
