@@ -5,22 +5,20 @@ What it does is in ``launch.run``, ``status`` and ``doctor``.
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 import slurm_pathways
+from slurm_pathways.cli.options import CONTEXT, setting_options
 from slurm_pathways.cli.sandbox import sandbox
-from slurm_pathways.config import SETTINGS, ConfigurationError, Kind, Setting, gather, resolve
+from slurm_pathways.config import ConfigurationError, gather, resolve
 
 # What only one command needs is imported in that command: each millisecond here is one of every start.
 
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-
-@click.group(context_settings=_CONTEXT)
+@click.group(context_settings=CONTEXT)
 @click.version_option(slurm_pathways.__version__, message="slurm-pathways %(version)s")
 def main() -> None:
     """One ordinary Python program drives every accelerator of an allocation."""
@@ -29,40 +27,15 @@ def main() -> None:
 main.add_command(sandbox)
 
 
-def _setting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for each setting. Values stay text here: ``config`` parses them, as those from other places."""
-    for setting in reversed(SETTINGS):
-        command = _option(setting)(command)
-    return command
-
-
-def _option(setting: Setting) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    described = setting.help if setting.variable is None else f"{setting.help} [{setting.variable}]"
-    if setting.kind is Kind.FLAG:
-        both = f"{setting.option}/--no-{setting.option.removeprefix('--')}"
-        return click.option(both, setting.key, is_flag=True, default=None, help=described)
-    metavar = {Kind.FOLDER: "DIR", Kind.CHOICE: "|".join(setting.choices), Kind.SECONDS: "SECONDS"}.get(
-        setting.kind, "N"
-    )
-    return click.option(setting.option, setting.key, metavar=metavar, default=None, help=described)
-
-
 # What follows the program's name is the program's, with or without "--" before it.
-@main.command(context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@main.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option(
     "--local",
     "is_local",
     is_flag=True,
     help="Start the runtime on this machine. Default: on the nodes of the Slurm job that this is in.",
 )
-@_setting_options
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML file with settings: the options' names with underscores. [SLURM_PATHWAYS_CONFIG]",
-)
+@setting_options
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but what fails.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what every process of the runtime reports.")
 @click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
@@ -101,7 +74,7 @@ def run(
         raise click.UsageError(str(failure)) from failure
 
 
-@main.command("srun-task", hidden=True, context_settings={**_CONTEXT, "allow_interspersed_args": False})
+@main.command("srun-task", hidden=True, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @click.option("--node-dir", type=click.Path(path_type=Path), metavar="DIR", help="Private folder of the job here.")
 @click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
 def srun_task(node_dir: Path | None, program: tuple[str, ...]) -> None:
@@ -114,7 +87,7 @@ def srun_task(node_dir: Path | None, program: tuple[str, ...]) -> None:
         raise click.UsageError(str(failure)) from failure
 
 
-@main.command(context_settings=_CONTEXT)
+@main.command(context_settings=CONTEXT)
 @click.option("--json", "is_json", is_flag=True, help="Print the report as JSON; docs/status.md has its schema.")
 @click.option(
     "--run",
@@ -134,7 +107,7 @@ def status(is_json: bool, run_dir: Path | None) -> None:
     click.echo(runtime_status.as_json(report) if is_json else runtime_status.as_text(report))
 
 
-@main.command(context_settings=_CONTEXT)
+@main.command(context_settings=CONTEXT)
 @click.option("--json", "is_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(is_json: bool) -> None:
     """Check this machine: what would keep a run from going well, and how to get it right.
