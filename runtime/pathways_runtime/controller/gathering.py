@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pathways_runtime.core.controller.events import PeerId
+from pathways_runtime.core.controller.usage import add_up
 from pathways_runtime.core.ids import HostIndex
 
 #: Those who have not answered by then are named in the report.
@@ -77,6 +78,7 @@ class Gathering:
         self._is_done = True
         self._deadline.cancel()
         self._report["did_not_answer"] += [asked.name for asked in self._unanswered.values()]
+        self._report |= add_up(self._report["workers"])
         self._on_done(self._report)
 
 
@@ -85,7 +87,7 @@ def _add_executor(report: Report, host: HostIndex, answer: Report) -> None:
         report["bytes_moved"][way] = report["bytes_moved"].get(way, 0) + num_bytes
     for worker in report["workers"]:
         if worker["host"] == host:
-            worker.update({key: answer[key] for key in ("arrays", "bytes") if key in answer})
+            worker.update({key: answer[key] for key in ("arrays", "bytes", "bytes_moved", "usage") if key in answer})
     report["transfers"] += _with(answer.get("transfers", []), host=host)
     report["waiting"] += _with(answer.get("waiting", []), host=host)
 

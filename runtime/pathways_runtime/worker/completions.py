@@ -1,13 +1,15 @@
-"""Waiting for launches: counts those that are over, tells which have failed."""
+"""Waiting for launches: counts those that are over and the time they took, tells which have failed."""
 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.worker.launches import PendingLaunch
+from pathways_runtime.core.worker.usage import ProgramUsage, Running, Usage
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 
@@ -22,6 +24,9 @@ class _InFlight(NamedTuple):
     token: pjrt.Token
     #: An output whose readiness tells, without blocking, that the launch is over; None if there is none.
     probe: pjrt.Array | None
+    usage: ProgramUsage
+    devices: tuple[DeviceId, ...]
+    launched_s: float
 
 
 class Completions:
@@ -29,10 +34,21 @@ class Completions:
 
     Launches on the same devices end in order, so one thread per set of devices waits for them; one that hangs does not
     keep others from being counted.
+
+    An end is seen when a thread comes back from PJRT, so where the machine has no processor free it is seen late, and
+    the sums of a program may hold some of the time of the one before it.
+
+    Args:
+        usage: what the launches are added to. Nobody else touches it.
     """
 
-    def __init__(self, acknowledgements: Acknowledgements, on_failure: OnFailure) -> None:
+    def __init__(self, acknowledgements: Acknowledgements, on_failure: OnFailure, usage: Usage) -> None:
         self._acknowledgements = acknowledgements
+        self._usage = usage
+        #: Guards ``_usage``.
+        self._usage_lock = threading.Lock()
+        #: What the thread of each set of devices waits for.
+        self._awaited: dict[tuple[DeviceId, ...], Running | None] = {}
         self._on_failure = on_failure
         self._queues: dict[tuple[DeviceId, ...], queue.SimpleQueue[_InFlight | None]] = {}
         self._lock = threading.Lock()
@@ -42,20 +58,43 @@ class Completions:
         """Launches that PJRT has and that are not known to be over."""
         return self._num_in_flight
 
+    def program(self, name: str, scope: str) -> ProgramUsage:
+        """See ``Usage.program``."""
+        with self._usage_lock:
+            return self._usage.program(name, scope)
+
+    def report_usage(self) -> dict[str, Any]:
+        """See ``Usage.report``."""
+        with self._usage_lock:
+            running = [awaited for awaited in self._awaited.copy().values() if awaited is not None]
+            return self._usage.report(time.monotonic(), running)
+
     def follow(
-        self, launch: PendingLaunch, devices: tuple[DeviceId, ...], token: pjrt.Token, probe: pjrt.Array | None
+        self,
+        launch: PendingLaunch,
+        devices: tuple[DeviceId, ...],
+        token: pjrt.Token,
+        probe: pjrt.Array | None,
+        usage: ProgramUsage,
+        launched_s: float,
     ) -> None:
         """Count a launch once it is over: at once if it is over already (``Acknowledgements.flush`` is the caller's
-        then), else from a thread."""
+        then), else from a thread.
+
+        Args:
+            usage: the program's row, from ``program``.
+            launched_s: when it was given to PJRT, on ``time.monotonic``.
+        """
+        in_flight = _InFlight(launch, token, probe, usage, devices, launched_s)
         if probe is not None and pjrt.is_ready(probe):
-            self._finish(_InFlight(launch, token, probe))
+            self._finish(in_flight)
             return
         waiting = self._queues.get(devices)
         if waiting is None:
             waiting = self._start(devices)
         with self._lock:
             self._num_in_flight += 1
-        waiting.put(_InFlight(launch, token, probe))
+        waiting.put(in_flight)
 
     def close(self) -> None:
         """End threads once they have nothing to wait for."""
@@ -70,17 +109,19 @@ class Completions:
                 self._queues[devices] = waiting
                 # A daemon: it may be inside a collective that never ends.
                 name = f"completions of devices {','.join(map(str, devices))}"
-                threading.Thread(target=self._run, args=(waiting,), name=name, daemon=True).start()
+                threading.Thread(target=self._run, args=(waiting, devices), name=name, daemon=True).start()
             return self._queues[devices]
 
-    def _run(self, waiting: "queue.SimpleQueue[_InFlight | None]") -> None:
+    def _run(self, waiting: "queue.SimpleQueue[_InFlight | None]", devices: tuple[DeviceId, ...]) -> None:
         held: _InFlight | None = None
         while True:
             in_flight = held or waiting.get()
             held = None
             if in_flight is None:
                 return
+            self._awaited[devices] = Running(in_flight.usage, devices, in_flight.launched_s)
             self._finish(in_flight)
+            self._awaited[devices] = None
             count = 1
             del in_flight
             # Whatever else is over by now goes into the same message.
@@ -103,4 +144,7 @@ class Completions:
             pjrt.wait_token(in_flight.token)
         except pjrt.PjrtError as failure:
             self._on_failure(in_flight.launch, failure)
+        received_s = in_flight.launch.received_ns * 1e-9
+        with self._usage_lock:
+            self._usage.count(in_flight.usage, in_flight.devices, received_s, in_flight.launched_s, time.monotonic())
         self._acknowledgements.launches_completed(1)

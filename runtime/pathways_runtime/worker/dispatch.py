@@ -39,6 +39,7 @@ from pathways_runtime.core.worker.instructions import (
     ShareShards,
 )
 from pathways_runtime.core.worker.launches import PendingLaunch
+from pathways_runtime.core.worker.usage import Usage
 from pathways_runtime.core.worker.worker import WorkerCore
 from pathways_runtime.transport.dataplane import DataPlane
 from pathways_runtime.wire.links import ArraysReady, Fetched
@@ -127,7 +128,8 @@ class Dispatcher:
         self._last_alone: dict[WorldId, tuple[int, pjrt.Token]] = {}
         self._waiting = Pool("waits", _MAX_WAITING_THREADS)
         self._launching = Sequence("launches")
-        self.completions = Completions(acknowledgements, self._launch_ended_badly)
+        here = [core.topology.device_at(core.host, place) for place in range(core.topology.devices_per_host)]
+        self.completions = Completions(acknowledgements, self._launch_ended_badly, Usage(here, time.monotonic()))
         self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home)
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
@@ -243,7 +245,11 @@ class Dispatcher:
             return self._take(LaunchFailed(launch, self._failure_of(launch, failure)))
         # The core must know that it was enqueued before it may hear that it failed.
         follow_up = self._take(LaunchEnqueued(launch, values, late_failure))
-        self.completions.follow(launch, program.devices, token, values[0].array if values else None)
+        usage = program.usage
+        if usage is None:
+            usage = program.usage = self.completions.program(program.name, program.scope)
+        probe = values[0].array if values else None
+        self.completions.follow(launch, program.devices, token, probe, usage, program.last_launched_s)
         if program.last_launch_s >= _LONG_LAUNCH_S:
             # A thread may make one such launch after the other for as long as there is credit. Credit comes back before
             # it is used up only if the controller hears of them meanwhile.

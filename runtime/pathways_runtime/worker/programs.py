@@ -11,6 +11,7 @@ from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
+from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
 from pathways_runtime.worker import pjrt, protobuf
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
@@ -30,7 +31,7 @@ _ENTRY_PARAMETER = 2
 
 
 class LoadedProgram:
-    """An executable that is loaded here, with all that a launch needs. Immutable, but for ``last_launch_s``.
+    """An executable that is loaded here, with all that a launch needs. Immutable, but for ``usage`` and ``last_*``.
 
     Attributes:
         executable: PJRT's.
@@ -40,6 +41,9 @@ class LoadedProgram:
         parameters: (shape, kind) of one device's shard, per parameter.
         last_launch_s: how long PJRT took to take in the last execution. Programs of one device per host run inside that
             call unless XLA thinks them expensive.
+        last_launched_s: when that was, on ``time.monotonic``.
+        name, scope: what its use is accounted under; see ``ProgramUsage``.
+        usage: its row, once it has been launched.
     """
 
     __slots__ = (
@@ -48,9 +52,12 @@ class LoadedProgram:
         "executable",
         "handlers",
         "last_launch_s",
+        "last_launched_s",
         "name",
         "parameters",
         "placements",
+        "scope",
+        "usage",
         "world",
     )
 
@@ -60,7 +67,10 @@ class LoadedProgram:
         self.executable = executable
         self.world = world
         self.name = compiled.metadata.name
+        self.scope = device_ranges(devices)
+        self.usage: ProgramUsage | None = None
         self.last_launch_s = 0.0
+        self.last_launched_s = 0.0
         by_physical = {world.device(device).id: device for device in devices}
         self.devices = tuple(by_physical[device.id] for device in executable.local_devices())
         self.parameters = compiled.parameters
@@ -85,9 +95,9 @@ class LoadedProgram:
 
     def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
         """Enqueue one execution; see ``pjrt.execute``."""
-        started_s = time.perf_counter()
+        self.last_launched_s = started_s = time.monotonic()
         outputs, token = pjrt.execute(self.executable, arguments, self.handlers, launch_id)
-        self.last_launch_s = time.perf_counter() - started_s
+        self.last_launch_s = time.monotonic() - started_s
         return tuple(map(Shards, outputs, self.placements)), token
 
     def as_program(self, spans_hosts: bool, donated: tuple[int, ...]) -> Program:

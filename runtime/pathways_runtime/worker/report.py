@@ -36,4 +36,5 @@ def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane) -> dict[
         "transfers": [entry for entry in waiting if entry["what"] == "transfer"],
         "waiting": waiting,
         "launches_in_flight": dispatcher.completions.num_in_flight(),
+        "usage": dispatcher.completions.report_usage(),
     }

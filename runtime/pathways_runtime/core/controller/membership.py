@@ -54,6 +54,8 @@ class Worker:
         executor: what its executor said of itself, None until it is there. Kept after a loss.
         host: the virtual host that it stands behind, or stood behind when it was lost.
         failure: why it is lost.
+        lost_cause: that without who and when.
+        lost_ns: when; None while it is not lost.
         verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
     """
 
@@ -67,6 +69,8 @@ class Worker:
         self.host: HostIndex | None = None
         self.state = WorkerState.STARTING
         self.failure: Status | None = None
+        self.lost_cause = ""
+        self.lost_ns: int | None = None
         self.closing_cause = ""
         self.verdict_due_ns = 0
 
@@ -118,6 +122,7 @@ class Membership:
         self._last_heard_ns: dict[PeerId, int] = {}
         self._last_tick_ns = 0
         self._wall_clock_offset_ns = 0
+        self.started_ns = 0
         #: Who stands behind each virtual host; empty until bound. A lost worker stays until another takes its place.
         self.behind: list[Worker] = []
 
@@ -179,11 +184,15 @@ class Membership:
             for host, worker in enumerate(self.behind)
         )
 
+    def unix_s(self, now_ns: int) -> float:
+        """The time of day at a time of the controller's clock, in seconds since 1970."""
+        return (now_ns + self._wall_clock_offset_ns) / 1e9
+
     # what happens
 
     def start(self, now_ns: int, wall_clock_s: float) -> None:
         """The time of day, for messages."""
-        self._last_tick_ns = now_ns
+        self._last_tick_ns = self.started_ns = now_ns
         self._wall_clock_offset_ns = int(wall_clock_s * 1e9) - now_ns
 
     def register_worker(self, event: WorkerRegistered, out: list[Instruction]) -> None:
@@ -360,9 +369,11 @@ class Membership:
     def _lose(self, worker: Worker, cause: str, log_tail: str, now_ns: int, out: list[Instruction]) -> list[Finding]:
         if worker.state is WorkerState.LOST:
             return []
-        at = datetime.datetime.fromtimestamp((now_ns + self._wall_clock_offset_ns) / 1e9, tz=datetime.UTC)
+        at = datetime.datetime.fromtimestamp(self.unix_s(now_ns), tz=datetime.UTC)
         message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC: {cause}"
         worker.failure = Status(Code.DATA_LOSS, message)
+        worker.lost_cause = cause
+        worker.lost_ns = now_ns
         worker.state = WorkerState.LOST
         self._relays.forget_selections()
         if worker.supervisor is not None:

@@ -7,7 +7,7 @@ from pathways_runtime.core.controller.membership import Membership, Worker
 from pathways_runtime.core.controller.programs import Programs
 from pathways_runtime.core.controller.sessions import Sessions
 from pathways_runtime.core.controller.worlds import Worlds, WorldState
-from pathways_runtime.core.ids import HostIndex, WorkerId
+from pathways_runtime.core.ids import HostIndex
 from pathways_runtime.core.topology import Topology
 
 #: Grows when a field changes its meaning or goes away; new fields do not count.
@@ -49,6 +49,8 @@ def report(
     return {
         "schema_version": SCHEMA_VERSION,
         "is_ready": worlds.is_ready,
+        "started_at_unix_s": _unix_s(membership, membership.started_ns),
+        "elapsed_s": _since_s(membership.started_ns, now_ns),
         "devices": [
             {
                 "id": device.id,
@@ -58,7 +60,10 @@ def report(
             }
             for device in topology.devices()
         ],
-        "workers": [_worker(worker, topology, membership.relay_of(worker)) for worker in membership.workers()],
+        "workers": [_worker(worker, topology, membership) for worker in membership.workers()],
+        "failures": [
+            _failure(worker, topology, membership) for worker in membership.workers() if worker.lost_ns is not None
+        ],
         "sessions": [
             {
                 "id": session.session,
@@ -102,15 +107,38 @@ def _device_state(membership: Membership, order: Order, host: HostIndex) -> str:
     return "running" if order.in_flight(host) else "idle"
 
 
-def _worker(worker: Worker, topology: Topology, relay: WorkerId | None) -> dict[str, Any]:
+def _unix_s(membership: Membership, now_ns: int) -> float:
+    return round(membership.unix_s(now_ns), 3)
+
+
+def _place(worker: Worker, topology: Topology) -> dict[str, Any]:
     return {
-        "id": worker.worker,
         "name": worker.name,
         "host": worker.host,
         "slice_index": topology.slice_of_host(worker.host) if worker.host is not None else None,
+    }
+
+
+def _failure(worker: Worker, topology: Topology, membership: Membership) -> dict[str, Any]:
+    assert worker.lost_ns is not None
+    return {
+        "at_unix_s": _unix_s(membership, worker.lost_ns),
+        "worker": worker.worker,
+        **_place(worker, topology),
+        "cause": worker.lost_cause,
+        "served_again_after_s": None,
+    }
+
+
+def _worker(worker: Worker, topology: Topology, membership: Membership) -> dict[str, Any]:
+    executor = worker.executor
+    return {
+        "id": worker.worker,
+        **_place(worker, topology),
         "state": worker.state.value,
         "supervisor_pid": worker.supervisor_pid,
-        "executor_pid": worker.executor.pid if worker.executor is not None else None,
+        "executor_pid": executor.pid if executor is not None else None,
+        "ready_after_s": _since_s(membership.started_ns, executor.now_ns) if executor is not None else None,
         "failure": str(worker.failure) if worker.failure else None,
-        "relay": relay,
+        "relay": membership.relay_of(worker),
     }
