@@ -240,6 +240,40 @@ def test_alias_waits_and_protects_its_sources(driver: Driver) -> None:
     assert driver.array(2).value == "shared"
 
 
+WAITING_FOR_ANOTHER: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "an alias": lambda: (ops.Alias, (result(3, (0, 1)),), ((Handle(1), Handle(2)),)),
+    "a copy": lambda: (ops.Transfer, (result(3, (0, 1)),), (move(1, 0, 0), move(2, 1, 1))),
+    "a copy and a piece from elsewhere": lambda: (ops.Transfer, (result(3, (0, 1)),), (move(1, 0, 0), move(2, 2, 1))),
+    "a send": lambda: (ops.Transfer, (result(3, (2, 3)),), (move(1, 0, 2), move(2, 1, 3))),
+}
+
+
+@pytest.mark.parametrize("kind", WAITING_FOR_ANOTHER)
+@pytest.mark.parametrize("end", ["comes", "fails"])
+def test_what_waits_for_one_array_protects_another_from_donation(driver: Driver, kind: str, end: str) -> None:
+    x = driver.present(1)
+    late = driver.pending(2)
+    instructions = driver.submit(*WAITING_FOR_ANOTHER[kind]())
+    assert all(isinstance(one, do.ExpectPiece) for one in instructions)
+    (enqueue,) = driver.launch(DONATING, [1], [4])
+    assert enqueue.copied == (0,)
+    driver.feed(LaunchEnqueued(enqueue.launch, ("a",)))
+    if instructions and end == "comes":
+        (done,) = driver.feed(PieceArrived(SESSION, OpId(3), 1, "bytes", None))
+    elif instructions:
+        driver.feed(PieceArrived(SESSION, OpId(3), 1, None, LOST))
+    elif end == "comes":
+        (done,) = driver.arrive(late)
+    else:
+        driver.submit(ops.Poison, (Handle(2),), LOST)
+    if end == "comes":
+        assert isinstance(done, do.ShareShards | do.AssembleArray | do.SendPieces)
+        assert x.num_readers == 1
+    else:
+        # What was present is still sent: the receiver waits for it.
+        assert x.num_readers == int(kind == "a send")
+
+
 def test_an_array_that_cannot_be_made_fails(driver: Driver) -> None:
     op_id = driver.pending(1)
     (made,) = driver.feed(BufferArrived(SESSION, op_id, 0, "bytes"))
@@ -259,7 +293,7 @@ def test_a_transfer_sends_receives_and_copies(driver: Driver) -> None:
     expect, send = driver.submit(ops.Transfer, (result(2, (3, 0)),), moves)
     assert expect == do.ExpectPiece(SESSION, OpId(2), 1, HostIndex(1), 8)
     assert send == do.SendPieces(SESSION, OpId(2), (do.OutgoingPiece(0, HostIndex(1), 16, ShardRef(x, 0), None, None),))
-    assert x.num_readers == 1
+    assert x.num_readers == 2
     (assemble,) = driver.feed(PieceArrived(SESSION, OpId(2), 1, "bytes", None))
     parts = (do.Part(None, "bytes", half, half), do.Part(ShardRef(x, 1), None, half, half))
     assert assemble == do.AssembleArray(SESSION, OpId(2), driver.array(2), result(2, (3, 0)), (parts,))
@@ -280,15 +314,17 @@ def test_a_failed_source_is_told_to_the_receiver(driver: Driver) -> None:
 
 
 def test_poison_ends_waiting_for_pieces(driver: Driver) -> None:
-    driver.submit(ops.Transfer, (result(2, (0,)),), (move(1, 2, 0),))
+    x = driver.present(5)
+    driver.submit(ops.Transfer, (result(2, (0, 1)),), (move(1, 2, 0), move(5, 1, 1)))
     assert driver.submit(ops.Await, WaitId(1), (Handle(2),)) == []
     assert [entry[2:4] for entry in driver.core.waiting()] == [
         ("transfer", "bytes from hosts 1"),
         ("await", "arrays 2"),
     ]
     assert driver.submit(ops.Poison, (Handle(2),), LOST) == [do.AnswerAwait(SESSION, WaitId(1), LOST)]
-    assert driver.feed(PieceArrived(SESSION, OpId(1), 0, "bytes", None)) == []
+    assert driver.feed(PieceArrived(SESSION, OpId(2), 0, "bytes", None)) == []
     assert driver.core.waiting() == []
+    assert x.num_readers == 0
 
 
 def test_an_await_of_nothing_here_is_answered_at_once(driver: Driver) -> None:

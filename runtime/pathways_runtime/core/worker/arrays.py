@@ -20,8 +20,8 @@ class LocalArray:
     Attributes:
         devices: of the shards that are here, in shard order.
         value: the shell's; the core never looks inside.
-        num_readers: instructions under way that still have to take their view of ``value``. A program that would
-            overwrite the array gets a copy as long as there are any.
+        num_readers: transfers and aliases that were received, and instructions under way, that still have to take
+            their view of ``value``. A program that would overwrite the array gets a copy as long as there are any.
         waiters: who waits while it is pending (launches, assemblies, operations: each counts what it misses); empty
             otherwise.
     """

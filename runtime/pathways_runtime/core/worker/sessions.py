@@ -95,6 +95,10 @@ class TransferAssembly:
         self.received_ns = received_ns
         self.missing = 0
 
+    def sources(self) -> list[LocalArray]:
+        """The arrays here that it reads, one entry for each part."""
+        return [part.source.array for parts in self.parts for part in parts if part.source is not None]
+
 
 class Session:
     """One session's stores.

@@ -12,7 +12,7 @@ stand-in and the results are failures, because the other hosts would wait for th
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId
@@ -293,6 +293,7 @@ class WorkerCore:
             array = self._add_array(session, result, places)
             sources = tuple([self._shard(session, handles[place], result.devices[place]) for place in places])
             arrays = tuple([source.array for source in sources])
+            _hold(arrays)
             waiting = WaitingOperation(session, operation, arrays, now_ns, AliasSubject(array, result, sources))
             self._when_settled(waiting, out)
 
@@ -301,14 +302,12 @@ class WorkerCore:
         array = subject.array
         op_id = waiting.operation.op_id
         failure = first_failure(waiting.arrays)
-        if array.failure is not None:
+        if array.failure is not None or failure is not None:
+            _release(waiting.arrays)
+            if array.failure is None and failure is not None:
+                out.append(Report(waiting.session.id, op_id, (array.handle,), failure))
+                self._fail(array, failure, out)
             return
-        if failure is not None:
-            out.append(Report(waiting.session.id, op_id, (array.handle,), failure))
-            self._fail(array, failure, out)
-            return
-        for source in waiting.arrays:
-            source.num_readers += 1
         out.append(ShareShards(waiting.session.id, op_id, array, subject.result, subject.sources))
 
     def _transfer(self, session: Session, operation: Transfer, now_ns: int, out: Instructions) -> None:
@@ -335,10 +334,12 @@ class WorkerCore:
                 self._collect(assembly, out)
         if outgoing:
             arrays = tuple([source.array for _, source in outgoing])
+            _hold(arrays)
             self._when_settled(WaitingOperation(session, operation, arrays, now_ns, tuple(outgoing)), out)
 
     def _collect(self, assembly: TransferAssembly, out: Instructions) -> None:
         session = assembly.session
+        _hold(assembly.sources())
         for parts in assembly.parts:
             for part in parts:
                 if part.source is None:
@@ -355,14 +356,13 @@ class WorkerCore:
 
     def _assemble(self, assembly: TransferAssembly, out: Instructions) -> None:
         array = assembly.array
-        sources = [part.source.array for parts in assembly.parts for part in parts if part.source is not None]
+        sources = assembly.sources()
         failure = first_failure(sources)
         if array.failure is None and failure is None:
-            for source in sources:
-                source.num_readers += 1
             parts = tuple([tuple([self._part(part) for part in parts]) for parts in assembly.parts])
             out.append(AssembleArray(assembly.session.id, assembly.op_id, array, assembly.result, parts))
             return
+        _release(sources)
         if array.failure is None and failure is not None:
             out.append(Report(assembly.session.id, assembly.op_id, (array.handle,), failure))
             self._fail(array, failure, out)
@@ -395,9 +395,9 @@ class WorkerCore:
             num_bytes = _num_bytes(move, operation.results[move.result_index])
             failure = source.array.failure
             if failure is None:
-                source.array.num_readers += 1
                 pieces.append(OutgoingPiece(index, target, num_bytes, source, move.source_box, None))
             else:
+                _release((source.array,))
                 pieces.append(OutgoingPiece(index, target, num_bytes, None, None, failure))
         out.append(SendPieces(waiting.session.id, operation.op_id, tuple(pieces)))
 
@@ -445,10 +445,14 @@ class WorkerCore:
             poisoned.add(id(array))
             if array.failure is None:
                 self._fail(array, operation.status, out)
+        dropped = {}
         for key, (assembly, _) in tuple(session.wanted_pieces.items()):
             if id(assembly.array) in poisoned:
                 # Its other pieces may never come.
                 del session.wanted_pieces[key]
+                dropped[id(assembly)] = assembly
+        for assembly in dropped.values():
+            _release(assembly.sources())
 
     # Arrays
 
@@ -591,6 +595,18 @@ class WorkerCore:
                     f"{waiting.operation} waits for settled arrays"
                 )
             assert not session.wanted_buffers.keys() & session.early_buffers.keys(), "a wanted buffer lies unused"
+
+
+def _hold(arrays: Iterable[LocalArray]) -> None:
+    """Count one who will read each of these. From its receipt on: while it waits for one, another must not be lost."""
+    for array in arrays:
+        array.num_readers += 1
+
+
+def _release(arrays: Iterable[LocalArray]) -> None:
+    """Nobody reads these after all."""
+    for array in arrays:
+        array.num_readers -= 1
 
 
 def _num_bytes(move: Move, result: ShardedResult) -> int:
