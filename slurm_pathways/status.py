@@ -1,29 +1,16 @@
 """``slurm-pathways status``: find a running runtime, ask its controller, and show the report."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pathways_runtime.transport.addresses import ConnectFailed, connect_unix
-from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
-from pathways_runtime.wire.messages import (
-    PROTOCOL_VERSION,
-    AnyMessage,
-    Hello,
-    Refused,
-    StatusReply,
-    StatusRequest,
-)
 from slurm_pathways.config import RUN_DIR_VARIABLE
+from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
 from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_roots
 
 #: A controller answers from memory; proxies and executors that it asks first have the rest of the time.
 REPLY_TIMEOUT_S = 10.0
-_CONNECT_TIMEOUT_S = 2.0
-
-Report = dict[str, Any]
 
 
 class StatusUnavailable(Exception):
@@ -64,24 +51,12 @@ def fetch(run_dir: Path | None, environ: Mapping[str, str]) -> Report:
     """
     path, record = find_run(run_dir, environ)
     try:
-        with connect_unix(record.controller_address, _CONNECT_TIMEOUT_S) as sock:
-            sock.settimeout(REPLY_TIMEOUT_S)
-            channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
-            channel.send(Hello("status", PROTOCOL_VERSION, os.getpid()))
-            channel.send(StatusRequest(1))
-            while True:
-                for frame in channel.receive():
-                    match frame.message:
-                        case StatusReply(_, report):
-                            return {**report, "run_dir": str(path)}
-                        case Refused(reason):
-                            raise StatusUnavailable(f"the controller of {path} refuses: {reason}")
-                        case other:
-                            raise StatusUnavailable(f"the controller of {path} answers with {type(other).__name__}")
-    except (ConnectFailed, ConnectionClosed, FrameError) as failure:
+        report = ask(record.controller_address, REPLY_TIMEOUT_S)
+    except NoAnswer as failure:
         raise StatusUnavailable(
-            f"the controller of {path} does not answer: {failure}; its log is {path / 'logs' / 'controller.log'}"
+            f"the controller of {path} {failure}; its log is {path / 'logs' / 'controller.log'}"
         ) from failure
+    return {**report, "run_dir": str(path)}
 
 
 _WORKER_COLUMNS = (
