@@ -22,6 +22,8 @@ VARIABLE_PREFIX = "SLURM_PATHWAYS_"
 RUNS_VARIABLE = "SLURM_PATHWAYS_RUNS"
 #: Set for the program of a run: its run folder, by which ``status`` finds it.
 RUN_DIR_VARIABLE = "SLURM_PATHWAYS_RUN_DIR"
+#: Where records of runs are kept, for ``report``.
+RECORDS_VARIABLE = "SLURM_PATHWAYS_RECORDS"
 #: What ``--config`` says when it is not given.
 CONFIG_VARIABLE = "SLURM_PATHWAYS_CONFIG"
 
@@ -29,6 +31,7 @@ CONFIG_VARIABLE = "SLURM_PATHWAYS_CONFIG"
 OTHER_VARIABLES: dict[str, str] = {
     RUNS_VARIABLE: "folder in which run folders are made",
     RUN_DIR_VARIABLE: "set by `run` for the program: the run folder, which `status` reads",
+    RECORDS_VARIABLE: "folder in which a record of each run is kept, for `report`; `none` keeps none",
     CONFIG_VARIABLE: "YAML file with settings, like --config",
     "SLURM_PATHWAYS_CONNECT_TIMEOUT_S": "how long the program tries to connect to its proxy, in seconds",
 }
@@ -159,6 +162,7 @@ class RuntimeSpec:
     run_dir: Path | None = None
     force_sockets: bool = False
     keep_logs: bool = False
+    job_comment: bool = True
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
     kill_after_s: float = 10.0
@@ -207,6 +211,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("force_sockets", "force_sockets", Kind.FLAG, "Move tensors over sockets even where memory can be shared."),
     Setting("keep_logs", "keep_logs", Kind.FLAG, "Keep the logs also when nothing failed."),
+    Setting("job_comment", "job_comment", Kind.FLAG, "In Slurm, say in the job's comment how the run is going."),
     Setting("startup_timeout_s", "startup_timeout_s", Kind.SECONDS, "How long the runtime may take to start.", 1, 3600),
     Setting(
         "failure_grace_s",
