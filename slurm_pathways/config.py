@@ -8,7 +8,9 @@ whose message says what was given where, what is allowed, and what to do.
 import dataclasses
 import difflib
 import enum
+import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +41,13 @@ OTHER_VARIABLES: dict[str, str] = {
 TEST_VARIABLE_PREFIX = "SLURM_PATHWAYS_TEST_"
 
 PLATFORMS = ("cpu",)
-#: On one machine; each host is two processes.
-MAX_HOSTS = 64
+#: What decides which nodes stand together; the first: their order in the allocation.
+SLICINGS = ("order", "topology", "feature", "gres")
+ENCRYPTIONS = ("tls", "none")
+#: Twice the largest cluster that was simulated: beyond it, a number is mistyped.
+MAX_HOSTS = 4096
+#: Each host is two processes.
+MAX_HOSTS_OF_ONE_MACHINE = 64
 #: Virtual CPU devices share the machine's cores; beyond this a host only starves itself.
 MAX_DEVICES_PER_HOST = 128
 
@@ -57,6 +64,7 @@ class Kind(enum.Enum):
     CHOICE = "a name"
     FOLDER = "a folder"
     FLAG = "true or false"
+    NETWORK = "an interface's name, like ib0, or a network, like 10.0.0.0/8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,11 @@ class Setting:
                 if text not in _FLAGS:
                     raise ConfigurationError(f"{given}: {self.key} must be true or false (also 1, 0, yes, no, on, off)")
                 return _FLAGS[text]
+            case Kind.NETWORK:
+                text = value if isinstance(value, str) else ""
+                if not _is_network(text) if "/" in text else _INTERFACE_NAME.fullmatch(text) is None:
+                    raise ConfigurationError(f"{given}: {self.key} must be {self.allowed}")
+                return text
 
     def _number(self, value: object, given: str) -> int | float:
         number: int | float
@@ -142,6 +155,18 @@ class Setting:
         return number
 
 
+#: IFNAMSIZ is 16, with the terminating zero.
+_INTERFACE_NAME = re.compile(r"[^\s/\x00]{1,15}")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
 _FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -150,7 +175,7 @@ class RuntimeSpec:
     """What a runtime is made of. Fields are explained by ``SETTINGS``; folders are absolute.
 
     Raises:
-        ConfigurationError: a value is not allowed, or there are more hosts than one machine is asked to carry.
+        ConfigurationError: a value is not allowed, or there are too many hosts.
     """
 
     num_slices: int = 1
@@ -167,16 +192,27 @@ class RuntimeSpec:
     failure_grace_s: float = 30.0
     kill_after_s: float = 10.0
     relay_fanout: int = 32
+    slice_by: str = SLICINGS[0]
+    interface: str | None = None
+    data_plane_encryption: str = ENCRYPTIONS[0]
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
             value = getattr(self, setting.field)
             if value is not None:
                 setting.parse(value, f"{setting.field}={value}")
-        if self.num_hosts > MAX_HOSTS:
+        self.check_hosts(MAX_HOSTS, "are allowed")
+
+    def check_hosts(self, limit: int, what: str) -> None:
+        """Refuse more than ``limit`` hosts, that many of which ``what``.
+
+        Raises:
+            ConfigurationError: there are more.
+        """
+        if self.num_hosts > limit:
             raise ConfigurationError(
                 f"{self.num_slices} slices x {self.hosts_per_slice} hosts + {self.num_spares} spares are "
-                f"{self.num_hosts} hosts; at most {MAX_HOSTS} run on one machine: ask for fewer slices, hosts or spares"
+                f"{self.num_hosts} hosts; at most {limit} {what}: ask for fewer slices, hosts or spares"
             )
 
     @property
@@ -230,12 +266,32 @@ SETTINGS: tuple[Setting, ...] = (
         2,
         1024,
     ),
+    Setting(
+        "slice_by",
+        "slice_by",
+        Kind.CHOICE,
+        "What makes nodes one slice: their order in the allocation, a switch, features, or the type of gres. On Slurm.",
+        choices=SLICINGS,
+    ),
+    Setting(
+        "interface",
+        "interface",
+        Kind.NETWORK,
+        "The network over which nodes speak. Default: that of the node's address in Slurm. On Slurm.",
+    ),
+    Setting(
+        "data_plane_encryption",
+        "data_plane_encryption",
+        Kind.CHOICE,
+        "How tensors travel between nodes: `none` is for trusted fabrics. On Slurm.",
+        choices=ENCRYPTIONS,
+    ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 def resolve(options: Mapping[str, object], environ: Mapping[str, str], config_path: Path | None = None) -> RuntimeSpec:
-    """The spec that the user asked for.
+    """The spec of the runtime on this machine that the user asked for.
 
     Args:
         options: what the command line gave, by key; absent or None where it gave nothing.
@@ -244,7 +300,9 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str], config_pa
     Raises:
         ConfigurationError: see the class.
     """
-    return RuntimeSpec(**gather(options, environ, config_path))
+    spec = RuntimeSpec(**gather(options, environ, config_path))
+    spec.check_hosts(MAX_HOSTS_OF_ONE_MACHINE, "run on one machine")
+    return spec
 
 
 def gather(

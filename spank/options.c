@@ -21,6 +21,9 @@ const struct pathways_key pathways_keys[] = {
 	{"job-comment", VARIABLE("JOB_COMMENT"), PATHWAYS_FLAG, 0, 0},
 	{"startup-timeout-s", VARIABLE("STARTUP_TIMEOUT_S"), PATHWAYS_SECONDS, 1, 86400},
 	{"failure-grace-s", VARIABLE("FAILURE_GRACE_S"), PATHWAYS_SECONDS, 0, 86400},
+	{"slice-by", VARIABLE("SLICE_BY"), PATHWAYS_TEXT, 0, 0},
+	{"interface", VARIABLE("INTERFACE"), PATHWAYS_TEXT, 0, 0},
+	{"data-plane-encryption", VARIABLE("DATA_PLANE_ENCRYPTION"), PATHWAYS_TEXT, 0, 0},
 	{"kill-after-s", VARIABLE("KILL_AFTER_S"), PATHWAYS_SECONDS, 0, 86400},
 };
 const size_t pathways_num_keys = sizeof(pathways_keys) / sizeof(pathways_keys[0]);

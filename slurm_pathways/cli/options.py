@@ -30,7 +30,10 @@ def _option(setting: Setting) -> Callable[[Callable[..., None]], Callable[..., N
     if setting.kind is Kind.FLAG:
         both = f"{setting.option}/--no-{setting.option.removeprefix('--')}"
         return click.option(both, setting.key, is_flag=True, default=None, help=described)
-    metavar = {Kind.FOLDER: "DIR", Kind.CHOICE: "|".join(setting.choices), Kind.SECONDS: "SECONDS"}.get(
-        setting.kind, "N"
-    )
+    metavar = {
+        Kind.FOLDER: "DIR",
+        Kind.CHOICE: "|".join(setting.choices),
+        Kind.SECONDS: "SECONDS",
+        Kind.NETWORK: "NAME|CIDR",
+    }.get(setting.kind, "N")
     return click.option(setting.option, setting.key, metavar=metavar, default=None, help=described)

@@ -7,6 +7,7 @@ goes to its standard error, which srun brings into the launcher's logs. So nothi
 material to nodes, and no file system needs to be shared.
 """
 
+import dataclasses
 import os
 import select
 import signal
@@ -19,11 +20,12 @@ from types import FrameType
 
 import msgspec
 
+from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
-from slurm_pathways.launch.node_address import own_address
+from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, make_private, remove_abandoned
 
 #: Events of the agent itself, and of components that have ended.
@@ -39,7 +41,7 @@ WELCOME_TIMEOUT_S = 60.0
 #: For components to end by themselves, below Slurm's usual KillWait.
 CLOSE_GRACE_S = 4.0
 
-FOLDER, LOGS, CACHE, HOST = "{folder}", "{logs}", "{cache}", "{host}"
+FOLDER, LOGS, CACHE, HOST, ANY_PORT = "{folder}", "{logs}", "{cache}", "{host}", "{any_port}"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -50,17 +52,19 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         launcher_folder: the run folder; its logs and compile cache are used where this node sees it.
         work_dir: the program's working folder, which this node has to see.
         files: material of the job by name, written into ``folder`` for this user alone.
+        interface: the setting.
     """
 
     folder: str
     launcher_folder: str
     work_dir: str
     files: dict[str, str] = {}
+    interface: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """Start a component. In ``argv``, ``{folder}``, ``{logs}`` and ``{cache}`` stand for folders of the node, and
-    ``{host}`` for the address under which others reach it.
+    ``{host}`` for the address under which others reach it, ``{any_port}`` for a place to listen there.
 
     Attributes:
         is_primary: the agent ends with it.
@@ -112,6 +116,7 @@ class Agent:
             print("the launcher was gone, or said nothing, before this node had anything to do", file=sys.stderr)
             return 1
         try:
+            place = own_place(os.environ, welcome.interface)
             folder = self._prepare(welcome)
         except (NodeUnfit, ConfigurationError) as failure:
             self._events.write(AGENT_FAILED_EVENT, reason=f"{_node()}: {failure}")
@@ -124,8 +129,8 @@ class Agent:
             cache = shared / "compile-cache"
             cache.mkdir(exist_ok=True, mode=0o700)
             places = {FOLDER: str(folder.path), LOGS: str(shared / folder.logs.name), CACHE: str(cache)}
-            places[HOST] = own_address(os.environ)
-            self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), node=_node())
+            places |= {HOST: place.address, ANY_PORT: str(TcpAddress(place.address, 0))}
+            self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), place=dataclasses.asdict(place))
             for line in lines:
                 if isinstance(line, Stop):
                     components.stop([line.name], CLOSE_GRACE_S)

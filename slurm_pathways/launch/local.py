@@ -227,21 +227,24 @@ class LocalRuntime:
         self._start_proxy()
 
     def _start_workers(self, cache: Path, controller_address: str) -> None:
-        for worker_id, host_name in enumerate(self.host_names):
-            self._start_component(
-                f"worker-{worker_id}",
-                self._modules.worker,
-                *worker_arguments(
-                    self.spec,
-                    worker_id=worker_id,
-                    host_name=host_name,
-                    controller_address=controller_address,
-                    cache=cache,
-                    run_dir=self.folder.path,
-                    log_dir=self.folder.logs,
-                ),
-                *self._extra_worker_arguments(worker_id),
-            )
+        for worker_id in range(self.spec.num_hosts):
+            self._start_worker(worker_id, cache, controller_address)
+
+    def _start_worker(self, worker_id: int, cache: Path, controller_address: str) -> None:
+        self._start_component(
+            f"worker-{worker_id}",
+            self._modules.worker,
+            *worker_arguments(
+                self.spec,
+                worker_id=worker_id,
+                host_name=self.host_names[worker_id],
+                controller_address=controller_address,
+                cache=cache,
+                run_dir=self.folder.path,
+                log_dir=self.folder.logs,
+            ),
+            *self._extra_worker_arguments(worker_id),
+        )
 
     def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
         """What a worker's command line has besides, where hosts are reached in another way."""
@@ -480,6 +483,7 @@ def worker_arguments(
         *("--compile-cache", cache),
         *("--run-dir", run_dir),
         *("--log-dir", log_dir),
+        *("--data-plane-encryption", spec.data_plane_encryption),
         *(("--force-sockets",) if spec.force_sockets else ()),
     )
 

@@ -4,9 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_pathways.config import ConfigurationError, RuntimeSpec
+from slurm_pathways.config import SLICINGS, ConfigurationError, RuntimeSpec
+from slurm_pathways.slurm import hostlist
+from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation, EnvironmentProblem, read_allocation
-from slurm_pathways.slurm.slicing import SliceCounts, SlicePlan, SlicingError, by_counts
+from slurm_pathways.slurm.queue import QueueError
+from slurm_pathways.slurm.slicing import (
+    SliceCounts,
+    SlicePlan,
+    SlicingError,
+    by_counts,
+    by_labels,
+    by_topology,
+    feature_labels,
+    gres_labels,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +29,26 @@ class Placement:
     workers: tuple[str, ...]
 
 
-def plan(values: Mapping[str, Any], nodes: Sequence[str]) -> tuple[RuntimeSpec, Placement]:
+def plan(values: Mapping[str, Any], nodes: Sequence[str], slurm: Slurm) -> tuple[RuntimeSpec, Placement]:
     """The runtime that was asked for (``config.gather``) on these nodes; nodes that no slice needs are spares.
+
+    Args:
+        slurm: asked once, unless nodes are taken in their order.
 
     Raises:
         ConfigurationError: it cannot be had there.
     """
     counts = SliceCounts(values.get("num_slices"), values.get("hosts_per_slice"), values.get("num_spares", 0))
+    slice_by = values.get("slice_by", SLICINGS[0])
     try:
-        slices: SlicePlan = by_counts(nodes, counts)
+        slices = _divide(slice_by, nodes, counts, slurm)
     except SlicingError as failure:
-        raise ConfigurationError(f"{failure} (the nodes are {', '.join(nodes)})") from failure
+        raise ConfigurationError(f"{failure} (the nodes are {hostlist.compress(nodes)})") from failure
+    except (CommandError, QueueError) as failure:
+        raise ConfigurationError(
+            f"--slice-by {slice_by} needs what Slurm knows of the nodes: {failure}. Without it, --slice-by order takes "
+            "nodes as they stand in the allocation"
+        ) from failure
     spec = RuntimeSpec(
         **{
             **values,
@@ -38,6 +59,24 @@ def plan(values: Mapping[str, Any], nodes: Sequence[str]) -> tuple[RuntimeSpec, 
     )
     workers = tuple(node for members in slices.slices for node in members) + slices.spares
     return spec, Placement(nodes[0], workers)
+
+
+def _divide(slice_by: str, nodes: Sequence[str], counts: SliceCounts, slurm: Slurm) -> SlicePlan:
+    match slice_by:
+        case "topology":
+            switches = slurm.topology()
+            if not switches:
+                raise SlicingError(
+                    "--slice-by topology: Slurm knows of no switches here (scontrol show topology prints none): use "
+                    "feature, gres or order"
+                )
+            return by_topology(nodes, switches, counts)
+        case "feature":
+            return by_labels(nodes, feature_labels(slurm.nodes(nodes)), counts)
+        case "gres":
+            return by_labels(nodes, gres_labels(slurm.nodes(nodes)), counts)
+        case _:
+            return by_counts(nodes, counts)
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:

@@ -32,6 +32,7 @@ from slurm_pathways.launch.local import (
     controller_arguments,
     worker_arguments,
 )
+from slurm_pathways.launch.node_address import Place, explain_unreachable
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 STEP_PREFIX = "pathways-"
 #: Of every process that speaks with other nodes, as agents complete it.
 _NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
-_ANY_PORT = f"tcp:{agent.HOST}:0"
 #: Where Slurm starts what has lost its working folder.
 _SLURMS_LAST_RESORT = "/tmp"
 
@@ -60,12 +60,27 @@ def run_in_allocation(
     Raises:
         ConfigurationError: what was asked for cannot be; nothing has been started.
     """
+    spec, _, make_runtime = in_allocation(values, environ)
+    return run_with(make_runtime, spec, argv, environ, verbosity)
+
+
+def in_allocation(
+    values: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[RuntimeSpec, Allocation, Callable[[Callable[[RuntimeEvent], None]], "SlurmRuntime"]]:
+    """The runtime that was asked for on the nodes of the allocation that ``environ`` describes; not started yet.
+
+    Returns:
+        What it will be, where, and what makes it, given what is to be told of its events.
+
+    Raises:
+        ConfigurationError: what was asked for cannot be.
+    """
     allocation = find_allocation(environ)
     step = allocation.step
     if step is not None and (step.num_tasks or 1) > 1:
         raise ConfigurationError(
             f"this is one of {step.num_tasks} tasks of a step, and each would start a runtime: start slurm-pathways "
-            "run once, in the batch script or the shell of salloc, without srun before it"
+            "once, in the batch script or the shell of salloc, without srun before it"
         )
     submit_dir = allocation.submit_dir
     if submit_dir and os.getcwd() == _SLURMS_LAST_RESORT and not os.path.isdir(submit_dir):  # noqa: PTH109, PTH112
@@ -73,14 +88,12 @@ def run_in_allocation(
             f"the job was submitted from {submit_dir}, which is not there on this node, so Slurm has started it in "
             f"{_SLURMS_LAST_RESORT}: submit from a folder that all nodes see, or give sbatch --chdir"
         )
-    spec, placement = plan(values, allocation.nodes)
-    return run_with(
-        lambda on_event: SlurmRuntime(spec, allocation, placement, on_event=on_event, environ=environ),
-        spec,
-        argv,
-        environ,
-        verbosity,
-    )
+    spec, placement = plan(values, allocation.nodes, Slurm(environ))
+
+    def make_runtime(on_event: Callable[[RuntimeEvent], None]) -> SlurmRuntime:
+        return SlurmRuntime(spec, allocation, placement, on_event=on_event, environ=environ)
+
+    return spec, allocation, make_runtime
 
 
 class _Step:
@@ -123,6 +136,7 @@ class SlurmRuntime(LocalRuntime):
         self._steps: dict[str, _Step] = {}
         #: Of those whose agent has said something, by component.
         self._step_ids: dict[str, str] = {}
+        self._places: list[Place] = []
         self._cancelling: list[threading.Thread] = []
         self._has_closed = threading.Event()
 
@@ -172,9 +186,10 @@ class SlurmRuntime(LocalRuntime):
                     launcher_folder=str(self.folder.path),
                     work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
                     files={CREDENTIALS_NAME: credentials},
+                    interface=self.spec.interface,
                 )
             )
-        listen = (self.controller_address, _ANY_PORT)
+        listen = (self.controller_address, agent.ANY_PORT)
         self._start(
             CONTROLLER, CONTROLLER, self._modules.controller, (*controller_arguments(self.spec, *listen), *_NETWORK)
         )
@@ -228,7 +243,7 @@ class SlurmRuntime(LocalRuntime):
             (
                 *("--controller", self.controller_address),
                 *("--listen", client.address),
-                *("--links", _ANY_PORT),
+                *("--links", agent.ANY_PORT),
                 *_NETWORK,
             ),
             is_primary=False,
@@ -245,6 +260,9 @@ class SlurmRuntime(LocalRuntime):
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
             case ComponentEvent(component, name, fields) if name == agent.AGENT_EVENT:
                 self._step_ids[component] = fields["step_id"]
+                self._places.append(Place(**fields["place"]))
+                if (reason := explain_unreachable(self._places)) is not None:
+                    event = ComponentEvent(CONTROLLER, FAILED_EVENT, {"reason": reason})
             case ComponentEnded(component, was_asked=False) if component in self._step_ids:
                 self._end_step(self._step_ids[component])
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:

@@ -3,7 +3,8 @@
 The first task starts the controller, the proxy, its node's worker and the program. Every other task is its node's
 worker. What a worker needs to know (its number, the controller's address) the first task brings it by a step of its own
 over all other nodes, the *post*: its tasks read it from their standard input, put it into a private folder of the node,
-and remove it when the first task is gone.
+and remove it when the first task is gone. When the first task ends before it could invite the others, the post tells
+them that: nobody waits for a word that will not come.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import os
 import queue
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +22,9 @@ from typing import Any
 
 import msgspec
 
+from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.credentials import Credentials
+from pathways_runtime.transport.lifeline import Child
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
@@ -40,15 +44,19 @@ from slurm_pathways.launch.local import (
     controller_arguments,
     worker_arguments,
 )
-from slurm_pathways.launch.node_address import own_address
+from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder, make_private
 from slurm_pathways.launch.slurm import STEP_PREFIX
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.slurm.commands import Slurm
 from slurm_pathways.slurm.environment import Allocation, Step
+from slurm_pathways.slurm.hostlist import compress
 
 POST = "post"
+#: For the post to start; half of it for the other tasks to have started, and to have taken notice of the end.
+DISMISS_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.02
 
 
@@ -56,14 +64,16 @@ class Invitation(msgspec.Struct, frozen=True):
     """What the first task tells all others.
 
     Attributes:
-        workers: the nodes, by worker id.
+        workers: the nodes, by worker id. None at all: there will be no run, and every task ends.
         controller_address: where workers connect.
         credentials: of the job, as text.
+        place: where the first task is.
     """
 
-    workers: tuple[str, ...]
-    controller_address: str
-    credentials: str
+    workers: tuple[str, ...] = ()
+    controller_address: str = ""
+    credentials: str = ""
+    place: Place | None = None
 
 
 def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[str, str], node_dir: Path | None) -> int:
@@ -88,30 +98,101 @@ def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[st
             f"the step has {step.num_tasks} tasks on {len(step.nodes)} nodes, and a runtime has one on each: give "
             "srun --ntasks-per-node=1"
         )
-    spec, placement = plan(values, step.nodes)
     environ = step_environment(environ)
     if node_dir is not None and RUNS_VARIABLE not in environ:
         environ[RUNS_VARIABLE] = str(node_dir)
     if step.task_index != 0:
-        return _WorkerTask(spec, allocation, step, environ).run()
-    return run_with(
-        lambda on_event: FirstTaskRuntime(spec, allocation, step, placement, on_event=on_event, environ=environ),
-        spec,
-        argv,
-        environ,
-        verbosity=-1,
-        passes_signals=False,
-    )
+        # What the slices are is the first task's to find out.
+        return _WorkerTask(RuntimeSpec(**values), allocation, step, environ).run()
+    post = Post(allocation, step, environ)
+    returncode = RUN_FAILED
+    try:
+        spec, placement = plan(values, step.nodes, Slurm(environ))
+        returncode = run_with(
+            lambda on_event: FirstTaskRuntime(spec, step, placement, post, on_event=on_event, environ=environ),
+            spec,
+            argv,
+            environ,
+            verbosity=-1,
+            passes_signals=False,
+        )
+    finally:
+        # Those signals Slurm sends to all tasks.
+        if returncode not in (128 + signal.SIGTERM, 128 + signal.SIGHUP):
+            post.dismiss_uninvited()
+    return returncode
 
 
-def _network(folder: RunFolder, host: str) -> tuple[str, ...]:
+def _network(folder: RunFolder, place: Place) -> tuple[str, ...]:
     """Of every process that speaks with other nodes."""
-    return ("--credentials", str(folder.path), "--advertise", host)
+    return ("--credentials", str(folder.path), "--advertise", place.address)
 
 
 def letter_box(job_id: int, step_id: int, node: str) -> Path:
     """Where the post puts the invitation. Nodes may share the file system."""
     return Path(f"/tmp/slurm-pathways-{os.getuid()}") / f"invitation-{job_id}.{step_id}.{node}"
+
+
+class Post:
+    """The step that brings the other tasks word from the first."""
+
+    def __init__(self, allocation: Allocation, step: Step, environ: Mapping[str, str]) -> None:
+        assert step.nodes is not None
+        self._allocation = allocation
+        self._step_id = step.step_id
+        self._nodes = [node for node in step.nodes if node != step.node]
+        self._environ = component_environment(environ)
+        self._input_fd: int | None = None
+        self._has_invited = not self._nodes
+
+    def start(self, components: Components, log_path: Path) -> Child | None:
+        """Start the step, unless there is nobody else."""
+        if not self._nodes:
+            return None
+        child, self._input_fd = components.start_step(POST, self._argv("deliver"), self._environ, log_path)
+        return child
+
+    def invite(self, invitation: Invitation) -> None:
+        """Send it to all; may be called from another thread than the rest."""
+        if self._input_fd is None:
+            return
+        # Where the post is gone, its end is reported where all ends are.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._input_fd, msgspec.json.encode(invitation) + b"\n")
+            self._has_invited = True
+
+    def close(self) -> None:
+        """End the step."""
+        if self._input_fd is not None:
+            os.close(self._input_fd)
+            self._input_fd = None
+
+    def dismiss_uninvited(self) -> None:
+        """If nobody has been invited, nobody will be: a step of its own tells all to end."""
+        if self._has_invited:
+            return
+        try:
+            subprocess.run(
+                self._argv("dismiss"),
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=DISMISS_TIMEOUT_S,
+            )
+        except subprocess.SubprocessError as failure:
+            said = getattr(failure, "stderr", None) or failure
+            print(
+                f"slurm-pathways: the tasks on {compress(self._nodes)} could not be told to end, and wait until their "
+                f"startup timeout: {said}",
+                file=sys.stderr,
+            )
+
+    def _argv(self, what: str) -> list[str]:
+        options = StepOptions(STEP_PREFIX + POST, ",".join(self._nodes), num_nodes=len(self._nodes))
+        module = [sys.executable, "-m", "slurm_pathways.launch.srun_task"]
+        return srun_argv(self._allocation, options, [*module, what, str(self._allocation.job_id), str(self._step_id)])
 
 
 class FirstTaskRuntime(LocalRuntime):
@@ -120,19 +201,18 @@ class FirstTaskRuntime(LocalRuntime):
     def __init__(
         self,
         spec: RuntimeSpec,
-        allocation: Allocation,
         step: Step,
         placement: Placement,
+        post: Post,
         *,
         on_event: Callable[[RuntimeEvent], None],
         environ: Mapping[str, str],
     ) -> None:
         super().__init__(spec, on_event=on_event, environ=environ, modules=REAL_MODULES)
-        self._allocation = allocation
         self._step = step
         self._placement = placement
-        self._post_fd: int | None = None
-        self._links: tuple[str, ...] = ()
+        self._post = post
+        self._place: Place | None = None
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -147,64 +227,45 @@ class FirstTaskRuntime(LocalRuntime):
     def _start_processes(self, cache: Path) -> None:
         assert self._components is not None
         self._credentials = Credentials.create(self.folder.path)
-        host = own_address(self._environ)
-        network = _network(self.folder, host)
-        self._links = ("--links", f"tcp:{host}:0", *network)
-        listen = (self.controller_address, f"tcp:{host}:0")
-        self._start_component(CONTROLLER, self._modules.controller, *controller_arguments(self.spec, *listen), *network)
-        assert self._step.nodes is not None
-        others = [node for node in self._step.nodes if node != self._step.node]
-        if others:
-            options = StepOptions(STEP_PREFIX + POST, ",".join(others), num_nodes=len(others))
-            module = [sys.executable, "-m", "slurm_pathways.launch.srun_task"]
-            argv = srun_argv(
-                self._allocation, options, [*module, str(self._allocation.job_id), str(self._step.step_id)]
-            )
-            child, self._post_fd = self._components.start_step(
-                POST, argv, component_environment(self._environ), self.folder.log_of(POST)
-            )
-            self._started.append(child)
-        worker_id = self.host_names.index(str(self._step.node))
+        self._place = own_place(self._environ, self.spec.interface)
+        listen = (self.controller_address, self._any_port)
         self._start_component(
-            f"worker-{worker_id}",
-            self._modules.worker,
-            *worker_arguments(
-                self.spec,
-                worker_id=worker_id,
-                host_name=self.host_names[worker_id],
-                controller_address=self.controller_address,
-                cache=cache,
-                run_dir=self.folder.path,
-                log_dir=self.folder.logs,
-            ),
-            *network,
+            CONTROLLER, self._modules.controller, *controller_arguments(self.spec, *listen), *self._network
         )
+        if (child := self._post.start(self._components, self.folder.log_of(POST))) is not None:
+            self._started.append(child)
+        self._start_worker(self.host_names.index(str(self._step.node)), cache, self.controller_address)
         self._start_proxy()
 
+    @property
+    def _any_port(self) -> str:
+        assert self._place is not None
+        return str(TcpAddress(self._place.address, 0))
+
+    @property
+    def _network(self) -> tuple[str, ...]:
+        assert self._place is not None
+        return _network(self.folder, self._place)
+
     def _links_arguments(self, number: int) -> tuple[object, ...]:
-        return self._links
+        return ("--links", self._any_port, *self._network)
+
+    def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
+        return self._network
 
     def _note(self, event: RuntimeEvent) -> None:
         match event:
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
-                self._invite(tcp_address(fields))
+                self._post.invite(
+                    Invitation(self._placement.workers, tcp_address(fields), self._credentials.to_text(), self._place)
+                )
             case _:
                 pass
         super()._note(event)
 
-    def _invite(self, controller_address: str) -> None:
-        if self._post_fd is None:
-            return
-        # Where the post is gone, its end is reported where all ends are.
-        with contextlib.suppress(BrokenPipeError):
-            invitation = Invitation(self._placement.workers, controller_address, self._credentials.to_text())
-            os.write(self._post_fd, msgspec.json.encode(invitation) + b"\n")
-
     def close(self) -> None:
         """End what runs here; the other tasks end with the controller."""
-        if self._post_fd is not None:
-            os.close(self._post_fd)
-            self._post_fd = None
+        self._post.close()
         super().close()
 
 
@@ -222,7 +283,11 @@ class _WorkerTask:
         self._is_asked = threading.Event()
 
     def run(self) -> int:
-        """Returns the task's exit code: 0 when the run has ended in good order."""
+        """Returns the task's exit code: 0 when the run has ended in good order.
+
+        Raises:
+            ConfigurationError: this node cannot take part.
+        """
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self._end())
         # Ctrl-C is the program's: it ends the runtime when it ends.
@@ -230,10 +295,15 @@ class _WorkerTask:
         invitation = self._wait_for_invitation()
         if invitation is None:
             return RUN_FAILED
+        if not invitation.workers:
+            return 0
         worker_id = invitation.workers.index(self._node)
+        place = own_place(self._environ, self._spec.interface)
+        if invitation.place is not None and (reason := explain_unreachable([invitation.place, place])) is not None:
+            raise ConfigurationError(reason)
         folder = RunFolder.create(self._environ)
         Credentials.from_text(invitation.credentials).save(folder.path)
-        network = _network(folder, own_address(self._environ))
+        network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         components = Components(component_environment(self._environ), self._inbox.put)
@@ -274,9 +344,14 @@ class _WorkerTask:
         deadline_s = time.monotonic() + self._spec.startup_timeout_s
         while not self._is_asked.is_set():
             try:
-                return msgspec.json.decode(self._box.read_bytes(), type=Invitation)
+                invitation = msgspec.json.decode(self._box.read_bytes(), type=Invitation)
             except FileNotFoundError:
                 pass
+            else:
+                if not invitation.workers:
+                    # Whoever put it there waits for that.
+                    self._box.unlink(missing_ok=True)
+                return invitation
             if time.monotonic() >= deadline_s:
                 print(
                     f"slurm-pathways: {self._node}: the first task, on {self._first_node}, has not said within "
@@ -302,14 +377,38 @@ def deliver(job_id: int, step_id: int, input_fd: int) -> int:
         while wake_read not in dict(poll.poll()) and (chunk := os.read(input_fd, 1 << 16)):
             text += chunk
             if text.endswith(b"\n"):
-                fresh = box.with_name(box.name + ".new")
-                with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                    file.write(text)
-                fresh.replace(box)
+                _put(box, text)
     finally:
         box.unlink(missing_ok=True)
     return 0
 
 
+def dismiss(job_id: int, step_id: int) -> int:
+    """The post on one node, when there will be no run: returns when the task there has taken notice."""
+    box = letter_box(job_id, step_id, os.environ["SLURMD_NODENAME"])
+    make_private(box.parent)
+    _put(box, msgspec.json.encode(Invitation()))
+    deadline_s = time.monotonic() + DISMISS_TIMEOUT_S / 2
+    try:
+        while box.exists() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_INTERVAL_S)
+    finally:
+        box.unlink(missing_ok=True)
+    return 0
+
+
+def _put(box: Path, text: bytes) -> None:
+    fresh = box.with_name(box.name + ".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(text)
+    fresh.replace(box)
+
+
+def main() -> int:
+    """A task of the post."""
+    what, job_id, step_id = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    return dismiss(job_id, step_id) if what == "dismiss" else deliver(job_id, step_id, sys.stdin.fileno())
+
+
 if __name__ == "__main__":
-    sys.exit(deliver(int(sys.argv[1]), int(sys.argv[2]), sys.stdin.fileno()))
+    sys.exit(main())

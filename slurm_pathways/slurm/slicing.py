@@ -43,14 +43,19 @@ def by_counts(hosts: Sequence[str], counts: SliceCounts) -> SlicePlan:
 def by_topology(hosts: Sequence[str], switches: Sequence[Switch], counts: SliceCounts) -> SlicePlan:
     """Slices under one switch of the lowest level each, as far as hosts allow; the rest across neighbouring switches.
 
+    Without ``hosts_per_slice`` and ``num_slices`` each such switch is one slice, as large as the smallest allows.
+
     Raises:
         SlicingError: see the class.
     """
-    num_slices, size = _resolve(len(hosts), counts)
     order = _tree_order(hosts, switches)
+    groups = _groups(order, _leaf_of(switches))
+    if (each := _one_of_each(groups, counts)) is not None:
+        return _plan(order, each)
+    num_slices, size = _resolve(len(hosts), counts)
     whole: list[tuple[str, ...]] = []
     rest: list[str] = []
-    for group in _groups(order, _leaf_of(switches)):
+    for group in groups:
         num_whole = len(group) // size
         whole.extend(tuple(group[i * size : (i + 1) * size]) for i in range(num_whole))
         rest.extend(group[num_whole * size :])
@@ -71,8 +76,8 @@ def by_labels(hosts: Sequence[str], labels: Mapping[str, str], counts: SliceCoun
     if missing:
         raise SlicingError(f"nothing is known of {', '.join(missing)}: they are not among the cluster's nodes")
     groups = _groups(hosts, labels)
-    if counts.num_slices is None and counts.hosts_per_slice is None and len(groups) > 1:
-        counts = SliceCounts(len(groups), min(len(group) for group in groups), counts.num_spares)
+    if (each := _one_of_each(groups, counts)) is not None:
+        return _plan(hosts, each)
     num_slices, size = _resolve(len(hosts), counts)
     slices = [tuple(group[i : i + size]) for group in groups for i in range(0, len(group) - size + 1, size)]
     if len(slices) < num_slices:
@@ -123,6 +128,19 @@ def _groups(hosts: Sequence[str], labels: Mapping[str, str]) -> list[list[str]]:
     for host in hosts:
         groups.setdefault(labels.get(host), []).append(host)
     return list(groups.values())
+
+
+def _one_of_each(groups: Sequence[Sequence[str]], counts: SliceCounts) -> list[tuple[str, ...]] | None:
+    """A slice of every group, all as large as the smallest group and the spares allow.
+
+    None where the user has said what the slices are, where there is nothing to tell apart, or where spares leave no
+    host for each.
+    """
+    usable = sum(len(group) for group in groups) - max(0, counts.num_spares)
+    size = min(min(len(group) for group in groups), usable // len(groups))
+    if counts.num_slices is not None or counts.hosts_per_slice is not None or len(groups) == 1 or size < 1:
+        return None
+    return [tuple(group[:size]) for group in groups]
 
 
 def _leaf_of(switches: Sequence[Switch]) -> dict[str, str]:

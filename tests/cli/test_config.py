@@ -12,6 +12,7 @@ from slurm_pathways.config import (
     ConfigurationError,
     Kind,
     RuntimeSpec,
+    gather,
     resolve,
     settings_table,
 )
@@ -50,13 +51,13 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "environ", "text", "words"),
     [
-        ({"slices": "0"}, {}, "", "--slices 0: slices must be a whole number from 1 to 64"),
-        ({"slices": "two"}, {}, "", "--slices two: slices must be a whole number from 1 to 64"),
+        ({"slices": "0"}, {}, "", "--slices 0: slices must be a whole number from 1 to 4096"),
+        ({"slices": "two"}, {}, "", "--slices two: slices must be a whole number from 1 to 4096"),
         (
             {},
             {"SLURM_PATHWAYS_SPARES": "-1"},
             "",
-            "SLURM_PATHWAYS_SPARES=-1: spares must be a whole number from 0 to 64",
+            "SLURM_PATHWAYS_SPARES=-1: spares must be a whole number from 0 to 4096",
         ),
         ({}, {}, "devices_per_host: 1000", "devices_per_host must be a whole number from 1 to 128"),
         ({}, {}, "slices: true", "slices: True in .*settings.yaml: slices must be a whole number"),
@@ -77,6 +78,13 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ({}, {}, "- a list", "must hold lines like 'slices: 2'"),
         ({}, {}, "slices: [", "is not YAML"),
         ({"slices": 9, "hosts_per_slice": 8}, {}, "", "are 72 hosts; at most 64 run on one machine"),
+        ({"slices": 64, "hosts_per_slice": 65}, {}, "", "are 4160 hosts; at most 4096 are allowed: ask for fewer"),
+        ({"slice_by": "rack"}, {}, "", "slice_by must be one of order, topology, feature, gres"),
+        ({"data_plane_encryption": "ssl"}, {}, "", "data_plane_encryption must be one of tls, none"),
+        ({}, {}, "interface: 10", "interface: 10 in .*: interface must be an interface's name, like ib0, or a network"),
+        ({"interface": "10.0.0.0/33"}, {}, "", "--interface 10.0.0.0/33: interface must be"),
+        ({"interface": "ib 0"}, {}, "", "--interface ib 0: interface must be"),
+        ({"interface": "a-name-of-16-byt"}, {}, "", "interface must be"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -84,6 +92,15 @@ def test_what_is_wrong_is_said(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         resolve(options, environ, _file(tmp_path, text))
+
+
+def test_an_allocation_may_have_more_hosts_than_one_machine_carries() -> None:
+    assert RuntimeSpec(**gather({"slices": "512", "hosts_per_slice": "4"}, {})).num_hosts == 2048
+
+
+@pytest.mark.parametrize("interface", ["ib0", "eth0.100", "10.0.0.0/8", "10.1.2.3/8", "fd00::/8"])
+def test_interfaces_and_networks(interface: str) -> None:
+    assert resolve({"interface": interface}, {}).interface == interface
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_keys_are_the_settings() -> None:
     table = re.findall(
         r'\{"([a-z-]+)", VARIABLE\("([A-Z_]+)"\), PATHWAYS_([A-Z]+), (\d+), (\d+)\}', (SPANK / "options.c").read_text()
     )
-    kinds = {Kind.COUNT: "COUNT", Kind.SECONDS: "SECONDS", Kind.FLAG: "FLAG", Kind.CHOICE: "TEXT", Kind.FOLDER: "TEXT"}
+    kinds = dict.fromkeys(Kind, "TEXT") | {kind: kind.name for kind in (Kind.COUNT, Kind.SECONDS, Kind.FLAG)}
     wanted = {
         setting.option.removeprefix("--"): (setting.variable, kinds[setting.kind])
         for setting in SETTINGS
