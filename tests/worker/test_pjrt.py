@@ -3,8 +3,11 @@
 import gc
 import inspect
 import re
+import sys
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,25 @@ def test_shards_are_joined_in_order_without_a_copy(devices: list[Any]) -> None:
     joined = pjrt.join(pjrt.shards(array), pjrt.replicated(devices, None))
     assert values(joined) == [[1, 2], [3, 4]]
     assert np.shares_memory(pjrt.view(pjrt.shards(joined)[1]), pjrt.view(pjrt.shards(array)[1]))
+
+
+def test_several_threads_ask_for_shards_at_once(devices: list[Any]) -> None:
+    """Each sees all of them, also while another is the first to ask."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(500):
+                arrays = [halves(devices)] * 4
+                start = threading.Barrier(len(arrays))
+
+                def count(array: Any, start: threading.Barrier = start) -> int:
+                    start.wait()
+                    return len(pjrt.shards(array))
+
+                assert list(threads.map(count, arrays)) == [2, 2, 2, 2]
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def test_copies_lie_elsewhere(devices: list[Any]) -> None:

@@ -14,6 +14,7 @@ same however many hosts there are.
 import contextlib
 import io
 import re
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,8 @@ _UNCHECKED = {"_skip_checks": True} if "_skip_checks" in str(_jax.array_result_h
 
 #: Host memory that XLA can use in place must be aligned to this.
 ALIGNMENT_BYTES = 64
+
+_shards_lock = threading.Lock()
 
 
 def jaxlib_version() -> str:
@@ -226,7 +229,9 @@ def shards(array: Array) -> list[Array]:
     """
     if array.is_deleted():
         raise PjrtError("INVALID_ARGUMENT: Array has been deleted or donated.")
-    return list(array._arrays)
+    # Who is the first to ask makes them, one after another, and meanwhile others would see the list as it grows.
+    with _shards_lock:
+        return list(array._arrays)
 
 
 def join(pieces: Sequence[Array], sharding: Sharding) -> Array:
