@@ -113,6 +113,18 @@ class Slurm:
             )
         return stdout
 
+    def version(self) -> str:
+        """Of the commands, as in ``22.05.8``. They read Slurm's configuration before they say it.
+
+        Raises:
+            CommandError: see the classes; also an answer without a version.
+        """
+        answer = self.run(["sinfo", "--version"])
+        name, _, version = answer.strip().rpartition(" ")
+        if not name or not version[:1].isdigit():
+            raise CommandError(f"sinfo --version printed no version, but {answer!r}")
+        return version
+
     def submit(self, script: str, arguments: Sequence[str] = ()) -> int:
         """Submit a batch script by stdin; ``arguments`` are passed to the script. Returns the job id.
 

@@ -20,6 +20,8 @@ _FREE_TEXT = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Reason"}
     | {"OS", "Extra", "SubmitLine"}
 )
+#: What scontrol writes behind the reason for a node's state.
+_WHO_AND_WHEN = re.compile(r" \[[^\[\]@]*@[^\[\]@]*\]$")
 _PAIR = re.compile(r"(?P<key>[A-Za-z][\w/:.]*)=(?P<value>\S*)\s*", re.ASCII)
 
 
@@ -40,7 +42,7 @@ class Job:
         reason: why it waits or failed; "None" if there is none.
         started_at_unix_s, ends_at_unix_s: None while Slurm does not know; the end may be expected or real.
         time_limit_min: None without a limit.
-        tres: what is allocated, by name; ``mem`` in bytes.
+        tres: what is allocated, by name, as far as the answer tells; ``mem`` in bytes.
     """
 
     job_id: int
@@ -81,6 +83,7 @@ class Node:
         is_responding: False when slurmd has been silent (the ``*`` behind the state).
         features: those that are active now.
         memory_mib: as configured.
+        reason: why it is down or drained, as it was given; "" if there is none.
     """
 
     name: str
@@ -226,24 +229,32 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
     nodes = []
     for record in parse_scontrol(text):
         try:
-            words = record["State"]
+            states, is_responding = node_states(record["State"])
             nodes.append(
                 Node(
                     name=record["NodeName"],
-                    states=tuple(word.rstrip("*~#$@%^!-") for word in words.split("+")),
-                    is_responding="*" not in words and "NOT_RESPONDING" not in words,
+                    states=states,
+                    is_responding=is_responding,
                     features=_words(record["ActiveFeatures"]),
                     gres=quantities.gres_list(record["Gres"]),
                     num_cpus=int(record["CPUTot"]),
                     memory_mib=int(record["RealMemory"]),
                     address=record["NodeAddr"],
                     partitions=_words(record.get("Partitions", "")),
-                    reason=record.get("Reason", ""),
+                    reason=_WHO_AND_WHEN.sub("", record.get("Reason", "")),
                 )
             )
         except (KeyError, ValueError) as failure:
             raise QueueError(f"node {record.get('NodeName', '?')}: unknown form of {failure}") from failure
     return tuple(nodes)
+
+
+def node_states(text: str) -> tuple[tuple[str, ...], bool]:
+    """A node's states, as in ``DOWN*+DRAIN``, and whether it responds."""
+    return (
+        tuple(word.rstrip("*~#$@%^!-") for word in text.split("+")),
+        "*" not in text and "NOT_RESPONDING" not in text,
+    )
 
 
 def _words(text: str) -> tuple[str, ...]:

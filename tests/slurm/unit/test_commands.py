@@ -126,6 +126,14 @@ def test_records(slurm: Slurm, fake: Fake, tmp_path: Path) -> None:
     assert [record.name for record in slurm.records(9) if record.job == "9"][2:4] == ["worker-2", "controller"]
 
 
+def test_version(slurm: Slurm, fake: Fake) -> None:
+    fake("sinfo --version", "echo slurm-wlm 22.05.8")
+    assert slurm.version() == "22.05.8"
+    fake("sinfo --version", "echo slurm")
+    with pytest.raises(CommandError, match=r"sinfo --version printed no version, but 'slurm\\n'"):
+        slurm.version()
+
+
 def test_bytes_that_are_no_text_come_back_as_they_are(slurm: Slurm, fake: Fake) -> None:
     fake("probe", "printf 'a\\377b'")
     assert os.fsencode(slurm.run(["probe"])) == b"a\xffb"
