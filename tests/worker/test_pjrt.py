@@ -113,12 +113,14 @@ def test_shards_are_joined_in_order_without_a_copy(devices: list[Any]) -> None:
 
 def test_several_threads_ask_for_shards_at_once(devices: list[Any]) -> None:
     """Each sees all of them, also while another is the first to ask."""
+    elsewhere = pjrt.device_list(devices), pjrt.replicated(devices, None)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
-            for _ in range(500):
-                arrays = [halves(devices)] * 4
+            for _ in range(2000):
+                # Of an array that PJRT has made nobody has asked for the shards yet.
+                arrays = [pjrt.copy(halves(devices), *elsewhere)] * 4
                 start = threading.Barrier(len(arrays))
 
                 def count(array: Any, start: threading.Barrier = start) -> int:
