@@ -174,13 +174,14 @@ def local_runtime(
     from slurm_pathways.launch.over_tcp import OverTcp
 
     shape = RuntimeSpec(
-        num_slices=num_slices, hosts_per_slice=hosts_per_slice, devices_per_host=devices_per_host, **spec
+        num_slices=num_slices,
+        hosts_per_slice=hosts_per_slice,
+        devices_per_host=devices_per_host,
+        data_plane_encryption=over_tcp or "tls",
+        **spec,
     )
     inherited = clean_environment() | dict(environ or {})
-    if over_tcp is None:
-        started = LocalRuntime(shape, environ=inherited)
-    else:
-        started = OverTcp(shape, environ=inherited, data_plane_encryption=over_tcp)
+    started = LocalRuntime(shape, environ=inherited) if over_tcp is None else OverTcp(shape, environ=inherited)
     with started as runtime:
         yield runtime
 

@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 /* As many as there are keys; each may be given once. */
-#define PATHWAYS_MAX_SETTINGS 16
+#define PATHWAYS_MAX_SETTINGS 24
 /* Of one value, with its terminating zero. */
 #define PATHWAYS_VALUE_SIZE 1024
 /* Enough for a message that quotes the longest value and lists all keys; longer ones are cut. */

@@ -24,15 +24,10 @@ _HEAD = "127.0.0.1"
 
 
 class OverTcp(LocalRuntime):
-    """See ``LocalRuntime``.
+    """See ``LocalRuntime``."""
 
-    Args:
-        data_plane_encryption: ``tls``, or ``none`` as on a trusted fabric.
-    """
-
-    def __init__(self, spec: RuntimeSpec, *, data_plane_encryption: str = "tls", **options: Any) -> None:
+    def __init__(self, spec: RuntimeSpec, **options: Any) -> None:
         super().__init__(spec, **options)
-        self._data_plane_encryption = data_plane_encryption
         self._controller_listens = threading.Event()
         self._controller_tcp = ""
 
@@ -57,10 +52,7 @@ class OverTcp(LocalRuntime):
         self._start_proxy()
 
     def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
-        return (
-            *self._network_arguments(f"127.0.1.{worker_id + 1}"),
-            *("--data-plane-encryption", self._data_plane_encryption),
-        )
+        return self._network_arguments(f"127.0.1.{worker_id + 1}")
 
     def _network_arguments(self, host: str) -> tuple[object, ...]:
         return ("--credentials", self.credentials_folder, "--advertise", host)

@@ -32,8 +32,15 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("r")
     root.chmod(0o700)
     is_apart = request.param == "hosts apart"
-    spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, force_sockets=not is_apart, relay_fanout=2)
-    started = HostsApart(spec) if is_apart else OverTcp(spec, data_plane_encryption=request.param)
+    spec = RuntimeSpec(
+        num_slices=2,
+        hosts_per_slice=2,
+        devices_per_host=2,
+        force_sockets=not is_apart,
+        relay_fanout=2,
+        data_plane_encryption="none" if request.param == "none" else "tls",
+    )
+    started = HostsApart(spec) if is_apart else OverTcp(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUNS_VARIABLE, str(root))
         with started as running:
