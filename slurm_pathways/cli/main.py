@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 import slurm_pathways
-from slurm_pathways.cli.options import CONTEXT, setting_options
+from slurm_pathways.cli.interactive import down, notebook, run_program, shell, up
+from slurm_pathways.cli.options import CONTEXT, place_options, setting_options, verbosity_options
 from slurm_pathways.cli.sandbox import sandbox
-from slurm_pathways.config import ConfigurationError, gather, resolve
+from slurm_pathways.cli.submit import submit
+from slurm_pathways.config import ConfigurationError, gather
 
 # What only one command needs is imported in that command: each millisecond here is one of every start.
 
@@ -25,29 +27,27 @@ def main() -> None:
 
 
 main.add_command(sandbox)
+for command in (up, down, shell, notebook):
+    main.add_command(command)
+main.add_command(submit)
 
 
 # What follows the program's name is the program's, with or without "--" before it.
 @main.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
-@click.option(
-    "--local",
-    "is_local",
-    is_flag=True,
-    help="Start the runtime on this machine. Default: on the nodes of the Slurm job that this is in.",
-)
+@place_options()
 @setting_options
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but what fails.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what every process of the runtime reports.")
+@verbosity_options
 @click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
 def run(
     is_local: bool,
+    job_id: int | None,
+    warm_dir: Path | None,
     config_path: Path | None,
-    quiet: bool,
-    verbose: bool,
+    verbosity: int,
     program: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run PROGRAM with the devices of a runtime that is started for it.
+    """Run PROGRAM with the devices of a runtime: the warm one that `up` has started, else one that is started for it.
 
     PROGRAM is an ordinary JAX program; its input, output, signals and exit code are its own. Exit codes besides its
     own: 2 wrong use, 125 the runtime did not start, 126 PROGRAM cannot be executed, 127 PROGRAM not found, 128+n
@@ -59,19 +59,7 @@ def run(
     Example:
       slurm-pathways run --local --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- python train.py --epochs 3
     """
-    if quiet and verbose:
-        raise click.UsageError("-q and -v exclude each other")
-    verbosity = -1 if quiet else int(verbose)
-    try:
-        if is_local:
-            from slurm_pathways.launch.run import run_local
-
-            sys.exit(run_local(resolve(options, os.environ, config_path), program, os.environ, verbosity))
-        from slurm_pathways.launch.slurm import run_in_allocation
-
-        sys.exit(run_in_allocation(gather(options, os.environ, config_path), program, os.environ, verbosity))
-    except ConfigurationError as failure:
-        raise click.UsageError(str(failure)) from failure
+    run_program(program, is_local, job_id, warm_dir, config_path, verbosity, options)
 
 
 @main.command("srun-task", hidden=True, context_settings={**CONTEXT, "allow_interspersed_args": False})

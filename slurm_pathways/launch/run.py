@@ -161,7 +161,7 @@ class _Run:
                     # Once a vital one is gone, others follow: that says nothing new.
                     if not event.was_asked and is_served:
                         self._say_lost(event)
-                        if _is_vital(event.component):
+                        if is_vital(event.component):
                             is_served = False
                             term_s = time.monotonic() + self._spec.failure_grace_s
                             due = [(term_s, signal.SIGTERM), (term_s + self._spec.kill_after_s, signal.SIGKILL)]
@@ -179,7 +179,7 @@ class _Run:
     def _say_lost(self, event: ComponentEnded) -> None:
         log = self._runtime.folder.log_of(event.component)
         consequence = "; what its devices held is lost"
-        if _is_vital(event.component):
+        if is_vital(event.component):
             consequence = (
                 f"; the program cannot use its devices any more, and is ended if it does not end by itself within "
                 f"{self._spec.failure_grace_s:g} s"
@@ -188,6 +188,6 @@ class _Run:
         self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
 
 
-def _is_vital(component: str) -> bool:
+def is_vital(component: str) -> bool:
     """Whether the program can get nothing done without it; a lost host is for the program to see, and to survive."""
     return component in (CONTROLLER, KEEPER) or component.startswith("proxy-")

@@ -86,6 +86,11 @@ def identify(name: str, pid: int) -> Process:
     return Process(name, pid, caretaker.start_ticks(pid) or 0)
 
 
+def is_running(process: Process) -> bool:
+    """Whether it lives still."""
+    return caretaker.start_ticks(process.pid) == process.start_ticks
+
+
 def runs_root(environ: Mapping[str, str]) -> Path:
     """Where this user's run folders are made."""
     return runs_roots(environ)[0]

@@ -108,3 +108,19 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in _STEP_OPTIONS and name not in PLUGIN_OPTION and not name.startswith("SRUN_")
     }
+
+
+def enter_argv(job_id: int, node: str, name: str, *, has_terminal: bool) -> list[str]:
+    """What stands before a command that is to run on a node of a job that is not ours: a step without devices."""
+    argv = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"]
+    argv += ["--gres=none", "--export=ALL", "--mpi=none", "--disable-status", "--quiet", f"--job-name={name}"]
+    return [*argv, *(["--pty"] if has_terminal else [])]
+
+
+def enter_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without the job that it describes."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
+    }

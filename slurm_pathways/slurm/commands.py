@@ -10,8 +10,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_pathways.slurm import accounting, hostlist, queue
+from slurm_pathways.slurm import accounting, hostlist, outcome, queue
 from slurm_pathways.slurm.accounting import Record
+from slurm_pathways.slurm.outcome import Outcome
 from slurm_pathways.slurm.queue import Job, Node, Switch
 
 #: For what slurmctld answers at once; a busy one takes seconds.
@@ -73,6 +74,10 @@ class Slurm:
             if not name.startswith(("SQUEUE_", "SACCT_", "SBATCH_", "SCANCEL_", "SINFO_", "LC_"))
         }
         environ |= {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
+        return self._communicate(argv, stdin, environ)[0]
+
+    def _communicate(self, argv: Sequence[str], stdin: str, environ: Mapping[str, str]) -> tuple[str, str]:
+        """``run`` in an environment of its own; returns what the program wrote to stdout and to stderr."""
         try:
             process = subprocess.Popen(
                 argv,
@@ -111,7 +116,7 @@ class Slurm:
                 process.returncode,
                 stderr,
             )
-        return stdout
+        return stdout, stderr
 
     def version(self) -> str:
         """Of the commands, as in ``22.05.8``. They read Slurm's configuration before they say it.
@@ -125,20 +130,27 @@ class Slurm:
             raise CommandError(f"sinfo --version printed no version, but {answer!r}")
         return version
 
-    def submit(self, script: str, arguments: Sequence[str] = ()) -> int:
-        """Submit a batch script by stdin; ``arguments`` are passed to the script. Returns the job id.
+    def submit(self, script: str, options: Sequence[str] = ()) -> tuple[int, str]:
+        """Submit a batch script by stdin.
+
+        The job inherits ``environ`` as it is, and sbatch takes its SBATCH_* variables, but for SBATCH_WAIT.
+
+        Args:
+            options: of sbatch, each one word. They count more than SBATCH_* variables, and those more than the script.
+
+        Returns:
+            The job id, and what else sbatch said (warnings).
 
         Raises:
             CommandError: see the classes; also an answer without a job id.
         """
-        answer = self.run(
-            ["sbatch", "--parsable", "/dev/stdin", *arguments] if arguments else ["sbatch", "--parsable"], script
-        )
+        environ = {name: value for name, value in self.environ.items() if name != "SBATCH_WAIT"}
+        answer, warnings = self._communicate(["sbatch", "--parsable", *options], script, environ)
         # "id" or "id;cluster"
         job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdigit():
             raise CommandError(f"sbatch printed no job id, but {answer!r}")
-        return int(job_id)
+        return int(job_id), warnings
 
     def cancel(self, job_id: int) -> None:
         """End a job; one that has ended already is no error."""
@@ -151,6 +163,11 @@ class Slurm:
         except CommandFailed as failure:
             if not any(words in failure.stderr for words in _ENDED_STEP):
                 raise
+
+    def comment(self, job_id: int) -> str:
+        """The job's comment; empty where there is none."""
+        comment = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%k"]).rstrip("\n")
+        return "" if comment == "(null)" else comment
 
     def set_comment(self, job_id: int, comment: str) -> None:
         """Write the job's comment, which squeue and sacct show; the job's owner may."""
@@ -168,6 +185,27 @@ class Slurm:
                 return None
             raise
         return next((job for job in jobs if job.job_id == job_id), None)
+
+    def outcomes(self, job_id: int) -> tuple[Outcome, ...] | None:
+        """How a job stands, one for each task of a job array; None when slurmctld has forgotten it.
+
+        It costs slurmctld little, unlike ``job``.
+        """
+        try:
+            return outcome.from_scontrol(self.run(["scontrol", "show", "job", str(job_id)]))
+        except CommandFailed as failure:
+            if "Invalid job id" in failure.stderr:
+                return None
+            raise
+
+    def batch_host(self, job_id: int) -> str | None:
+        """The node on which the script of a running job runs; None if the job does not run.
+
+        Raises:
+            CommandError: see the classes; also for an id that no job has.
+        """
+        lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B"]).split()
+        return lines[0] if lines else None
 
     def nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
         """The records of these nodes."""

@@ -111,6 +111,15 @@ def is_in_job(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in JOB_ID)
 
 
+def job_id_of(environ: Mapping[str, str]) -> int | None:
+    """The job that the environment names, which may be partial; None if it names none.
+
+    Raises:
+        BadVariable: it is no number.
+    """
+    return _Reader(environ).first(JOB_ID, _whole_number)
+
+
 def read_allocation(environ: Mapping[str, str]) -> Allocation:
     """The allocation that ``environ`` describes.
 

@@ -1,0 +1,292 @@
+"""The keeper: the launcher of a runtime that outlives programs, and who lets them in.
+
+One loop on the main thread handles everything in the order of its arrival. Every program has a proxy of its own; one
+more is always there, so that a program that comes need not wait for the start of a process.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
+from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_trouble
+from slurm_pathways.launch.program import SignalReceived, Signals
+from slurm_pathways.launch.progress import Progress
+from slurm_pathways.launch.run import RUN_FAILED, is_vital
+from slurm_pathways.launch.run_folder import Process, Warm, is_running
+from slurm_pathways.launch.runtime import settings_of
+from slurm_pathways.launch.startup import start_up
+from slurm_pathways.launch.warm.messages import Answer, Attach, Attached, Down, Ended, Lines, Refused, Request, Said
+from slurm_pathways.launch.warm.messages import Started as ProgramStarted
+
+SOCKET_NAME = "keeper"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_POLL_INTERVAL_S = 0.05
+
+
+class _Visitor:
+    """A connection: a program's launcher, or somebody who wants the runtime's end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.lines: Lines[Request] = Lines(sock, Request)
+        self.request: Attach | None = None
+        self.client: Client | None = None
+        self.program: Process | None = None
+
+    def send(self, answer: Answer) -> None:
+        """Whoever cannot be told is taken for gone: its connection ends."""
+        try:
+            self.lines.send(answer)
+        except OSError:
+            self.lines.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    visitor: _Visitor
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    visitor: _Visitor
+
+
+_Event = RuntimeEvent | SignalReceived | _Came | _Left
+
+
+def keep(
+    make_runtime: Callable[[Callable[[RuntimeEvent], None]], LocalRuntime],
+    job_id: int | None,
+    progress: Progress,
+    on_ready: Callable[[Path], None],
+) -> int:
+    """Start a runtime and let programs in until somebody ends it. To be called from the main thread.
+
+    Args:
+        make_runtime: gets what is to be told of the runtime's events.
+        job_id: the Slurm job that it runs in; None for one on this machine alone.
+        on_ready: told the run folder when the runtime is ready and programs are let in.
+
+    Returns:
+        0 when it was ended as asked, 128+n by signal n, ``RUN_FAILED`` when it did not start, 1 when it failed later.
+    """
+    inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    with Signals(inbox.put):
+        return _Keeper(make_runtime(inbox.put), job_id, progress, inbox, on_ready).execute()
+
+
+class _Keeper:
+    def __init__(
+        self,
+        runtime: LocalRuntime,
+        job_id: int | None,
+        progress: Progress,
+        inbox: "queue.SimpleQueue[_Event]",
+        on_ready: Callable[[Path], None],
+    ) -> None:
+        self._runtime = runtime
+        self._job_id = job_id
+        self._progress = progress
+        self._inbox = inbox
+        self._on_ready = on_ready
+        self._visitors: set[_Visitor] = set()
+        #: Those that wait for a proxy.
+        self._waiting: deque[_Visitor] = deque()
+        #: Proxies that have no program.
+        self._free: list[Client] = []
+        self._clearing: set[threading.Thread] = set()
+
+    def execute(self) -> int:
+        started_s = time.monotonic()
+        try:
+            self._progress.starting()
+            self._runtime.start()
+            interruption = start_up(self._runtime, self._inbox, self._progress, started_s)
+            if interruption is not None:
+                return 128 + interruption
+            return self._serve(time.monotonic() - started_s)
+        except StartupFailed as failure:
+            self._progress.line(str(failure))
+            return RUN_FAILED
+        finally:
+            self._runtime.close()
+            for visitor in self._visitors:
+                visitor.lines.close()
+            for thread in self._clearing:
+                thread.join()
+            if self._runtime.kept_logs is not None:
+                self._progress.line(f"the logs are in {self._runtime.kept_logs}")
+
+    def _serve(self, elapsed_s: float) -> int:
+        runtime = self._runtime
+        self._free = list(runtime.clients)
+        path = runtime.run_dir / f"{SOCKET_NAME}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(os.fspath(path))
+            listener.listen()
+            threading.Thread(target=self._accept, args=(listener,), name="keeper-accept", daemon=True).start()
+            runtime.record(warm=Warm(str(path), self._job_id, settings_of(runtime.spec)))
+            self._progress.ready(elapsed_s, str(runtime.folder.logs))
+            self._on_ready(runtime.run_dir)
+            try:
+                while (code := self._handle(self._inbox.get())) is None:
+                    pass
+                return code
+            finally:
+                # Wakes the thread that accepts.
+                listener.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._receive, args=(_Visitor(sock),), name="keeper-visitor", daemon=True).start()
+
+    def _receive(self, visitor: _Visitor) -> None:
+        try:
+            for request in visitor.lines.receive():
+                self._inbox.put(_Came(visitor, request))
+        finally:
+            self._inbox.put(_Left(visitor))
+
+    def _handle(self, event: _Event) -> int | None:
+        """Returns the exit code when it is over."""
+        match event:
+            case SignalReceived(number) if number in _ENDING:
+                self._progress.line(f"ended by {signal.Signals(number).name}")
+                return 128 + number
+            case _Came(visitor, Attach() as request):
+                self._visitors.add(visitor)
+                visitor.request = request
+                self._waiting.append(visitor)
+                self._let_in()
+            case _Came(visitor, ProgramStarted(program)):
+                visitor.program = program
+                self._record_programs()
+            case _Came(visitor, Down(is_forced)):
+                self._visitors.add(visitor)
+                inside = [other for other in self._visitors if other.client is not None]
+                if not inside or is_forced:
+                    self._progress.line("ended by slurm-pathways down")
+                    return 0
+                listed = "\n".join(f"  {' '.join(other.request.argv)}" for other in inside if other.request)
+                visitor.send(Refused(f"{len(inside)} of its programs still run; --force ends them too:\n{listed}"))
+            case _Left(visitor):
+                self._leave(visitor)
+            case ComponentEvent() | ComponentEnded():
+                return self._runtime_event(event)
+            case _:
+                pass
+        return None
+
+    # Programs
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            ready = next((client for client in self._free if self._runtime.is_listening(client)), None)
+            if ready is None:
+                break
+            self._free.remove(ready)
+            visitor = self._waiting.popleft()
+            visitor.client = ready
+            assert visitor.request is not None
+            prefix = self._runtime.program_prefix(has_terminal=visitor.request.has_terminal)
+            visitor.send(Attached(ready.proxy, ready.address, tuple(prefix), self._runtime.host_names))
+        while len(self._free) <= len(self._waiting):
+            self._free.append(self._runtime.add_proxy())
+
+    def _leave(self, visitor: _Visitor) -> None:
+        visitor.lines.close()
+        self._visitors.discard(visitor)
+        if visitor in self._waiting:
+            self._waiting.remove(visitor)
+        if visitor.client is not None:
+            self._clearing = {thread for thread in self._clearing if thread.is_alive()}
+            thread = threading.Thread(target=self._clear_up, args=(visitor.client, visitor.program), name="clear-up")
+            self._clearing.add(thread)
+            thread.start()
+        self._record_programs()
+
+    def _clear_up(self, client: Client, program: Process | None) -> None:
+        """After a program, or after its launcher, which may have been killed before it."""
+        if program is not None:
+            _end(program, self._runtime.spec.kill_after_s)
+        if client in self._runtime.clients:
+            self._runtime.close_proxy(client)
+
+    def _record_programs(self) -> None:
+        self._runtime.record(programs=tuple(visitor.program for visitor in self._visitors if visitor.program))
+
+    # The runtime
+
+    def _runtime_event(self, event: RuntimeEvent) -> int | None:
+        self._progress.event(event, 0.0)
+        of_proxy = next((visitor for visitor in self._visitors if _is_of(visitor.client, event)), None)
+        is_of_some_proxy = event.component.startswith("proxy-")
+        for visitor in self._visitors if not is_of_some_proxy else [of_proxy] if of_proxy else []:
+            if visitor.client is not None:
+                visitor.send(_as_answer(event))
+        match event:
+            case ComponentEvent(name=name) if name == LISTENING_EVENT:
+                self._let_in()
+            case ComponentEvent() if (trouble := describe_trouble(event)) is not None:
+                self._progress.line(trouble)
+            case ComponentEnded(component, returncode, was_asked=False):
+                log = quote_log(self._runtime.folder.log_of(component))
+                words = f"{self._runtime.describe_component(component)} {describe_end(returncode)}\n{log}"
+                self._progress.line(words)
+                if is_of_some_proxy:
+                    self._proxy_lost(component, words)
+                elif is_vital(component):
+                    return 1
+            case _:
+                pass
+        return None
+
+    def _proxy_lost(self, proxy: str, words: str) -> None:
+        lost = next((client for client in self._free if client.proxy == proxy), None)
+        if lost is not None:
+            # Not started again at once: it would end again. The next program that comes has another try.
+            self._free.remove(lost)
+            if self._waiting:
+                self._waiting.popleft().send(Refused(f"no proxy could be started for it: {words}"))
+
+
+def _is_of(client: Client | None, event: RuntimeEvent) -> bool:
+    return client is not None and client.proxy == event.component
+
+
+def _as_answer(event: RuntimeEvent) -> Answer:
+    match event:
+        case ComponentEvent(component, name, fields):
+            return Said(component, name, dict(fields))
+        case ComponentEnded(component, returncode, was_asked):
+            return Ended(component, returncode, was_asked)
+
+
+def _end(program: Process, kill_after_s: float) -> None:
+    if not is_running(program):
+        return
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        _signal(program, number)
+    deadline_s = time.monotonic() + kill_after_s
+    while is_running(program) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_INTERVAL_S)
+    _signal(program, signal.SIGKILL)
+
+
+def _signal(program: Process, number: int) -> None:
+    if is_running(program):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(program.pid, number)
