@@ -10,6 +10,7 @@ from pathlib import Path
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.controller_status import Report, ask
 from slurm_pathways.launch.local import StartupFailed
 from slurm_pathways.launch.run import KEEPER, run_with
 from slurm_pathways.launch.run_folder import LOGS_NAME, Process, RunRecord
@@ -44,11 +45,10 @@ def run_warm(
             "slurm-pathways down"
         ) from failure
     check_settings(values, spec, path)
-    address = record.warm.address
     is_in_job = record.warm.job_id is not None
     program_environ = step_environment(environ) if is_in_job else dict(environ)
     return run_with(
-        lambda on_event: AttachedRuntime(spec, path, address, argv, program_environ, on_event),
+        lambda on_event: AttachedRuntime(spec, path, record, argv, program_environ, on_event),
         spec,
         argv,
         environ,
@@ -73,8 +73,7 @@ class AttachedRuntime:
     """A ``runtime.Runtime`` that is there already: ``start`` asks its keeper for a place, ``close`` gives it back.
 
     Args:
-        path: the run folder.
-        address: the keeper's socket.
+        path: the run folder; ``record`` is what it says.
         argv: of the program, to be shown to others.
         environ: what the program inherits.
         on_event: told what the keeper passes on, on a thread of its own. The keeper's end is that of ``KEEPER``.
@@ -84,7 +83,7 @@ class AttachedRuntime:
         self,
         spec: RuntimeSpec,
         path: Path,
-        address: str,
+        record: RunRecord,
         argv: Sequence[str],
         environ: Mapping[str, str],
         on_event: Callable[[RuntimeEvent], None],
@@ -94,7 +93,9 @@ class AttachedRuntime:
         self.startup_deadline_s = time.monotonic() + spec.startup_timeout_s
         #: They are the keeper's.
         self.kept_logs: Path | None = None
-        self._address = address
+        assert record.warm is not None
+        self._address = record.warm.address
+        self._controller_address = record.controller_address
         self._argv = tuple(argv)
         self._environ = dict(environ)
         self._tell = on_event
@@ -158,6 +159,14 @@ class AttachedRuntime:
         assert self._attached is not None
         environ = client_environment(self._environ, self._attached.address, self.folder.path)
         return [*self._attached.program_prefix, *argv], environ
+
+    def status(self, timeout_s: float) -> Report:
+        """The controller's report.
+
+        Raises:
+            NoAnswer: it does not answer in time, or it is on another machine.
+        """
+        return ask(self._controller_address, timeout_s)
 
     def record(self, **changes: object) -> None:
         """Tell the keeper which process is the program, so that it ends it if we cannot."""

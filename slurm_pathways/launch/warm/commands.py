@@ -124,7 +124,7 @@ def up(where: Where, wishes: Wishes, verbosity: int, *, in_foreground: bool) -> 
     progress = Progress(spec, verbosity)
 
     def keep_one(on_ready: Callable[[Path], None]) -> int:
-        return keep(make_runtime, job_id, progress, on_ready)
+        return keep(make_runtime, job_id, environ, progress, on_ready)
 
     return keep_one(lambda _: None) if in_foreground else keep_in_background(keep_one)
 

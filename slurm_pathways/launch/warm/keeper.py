@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Run
 from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_trouble
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
+from slurm_pathways.launch.recorder import RunRecorder
 from slurm_pathways.launch.run import RUN_FAILED, is_vital
 from slurm_pathways.launch.run_folder import Process, Warm, is_running
 from slurm_pathways.launch.runtime import settings_of
@@ -66,6 +67,7 @@ _Event = RuntimeEvent | SignalReceived | _Came | _Left
 def keep(
     make_runtime: Callable[[Callable[[RuntimeEvent], None]], LocalRuntime],
     job_id: int | None,
+    environ: Mapping[str, str],
     progress: Progress,
     on_ready: Callable[[Path], None],
 ) -> int:
@@ -74,14 +76,22 @@ def keep(
     Args:
         make_runtime: gets what is to be told of the runtime's events.
         job_id: the Slurm job that it runs in; None for one on this machine alone.
+        environ: says where records are kept, and of which job.
         on_ready: told the run folder when the runtime is ready and programs are let in.
 
     Returns:
         0 when it was ended as asked, 128+n by signal n, ``RUN_FAILED`` when it did not start, 1 when it failed later.
     """
     inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+
+    def tell(event: RuntimeEvent) -> None:
+        recorder.note(event)
+        inbox.put(event)
+
+    runtime = make_runtime(tell)
+    recorder = RunRecorder(environ, runtime.spec, (), warn=progress.line)
     with Signals(inbox.put):
-        return _Keeper(make_runtime(inbox.put), job_id, progress, inbox, on_ready).execute()
+        return _Keeper(runtime, job_id, progress, inbox, recorder, on_ready).execute()
 
 
 class _Keeper:
@@ -91,12 +101,14 @@ class _Keeper:
         job_id: int | None,
         progress: Progress,
         inbox: "queue.SimpleQueue[_Event]",
+        recorder: RunRecorder,
         on_ready: Callable[[Path], None],
     ) -> None:
         self._runtime = runtime
         self._job_id = job_id
         self._progress = progress
         self._inbox = inbox
+        self._recorder = recorder
         self._on_ready = on_ready
         self._visitors: set[_Visitor] = set()
         #: Those that wait for a proxy.
@@ -106,17 +118,22 @@ class _Keeper:
         self._clearing: set[threading.Thread] = set()
 
     def execute(self) -> int:
+        exit_code, problem = RUN_FAILED, None
         started_s = time.monotonic()
         try:
             self._progress.starting()
             self._runtime.start()
+            self._recorder.begin(self._runtime.folder.path.name, self._runtime.status)
             interruption = start_up(self._runtime, self._inbox, self._progress, started_s)
             if interruption is not None:
-                return 128 + interruption
-            return self._serve(time.monotonic() - started_s)
+                exit_code = 128 + interruption
+            else:
+                self._recorder.ready()
+                exit_code = self._serve(time.monotonic() - started_s)
+                self._recorder.program_ended(exit_code)
         except StartupFailed as failure:
-            self._progress.line(str(failure))
-            return RUN_FAILED
+            problem = str(failure)
+            self._progress.line(problem)
         finally:
             self._runtime.close()
             for visitor in self._visitors:
@@ -125,6 +142,8 @@ class _Keeper:
                 thread.join()
             if self._runtime.kept_logs is not None:
                 self._progress.line(f"the logs are in {self._runtime.kept_logs}")
+            self._recorder.close(exit_code, problem)
+        return exit_code
 
     def _serve(self, elapsed_s: float) -> int:
         runtime = self._runtime
