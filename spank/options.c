@@ -182,7 +182,8 @@ static int parse_item(const char *item, size_t length, struct pathways_options *
 int pathways_options_parse(const char *text, struct pathways_options *options, char *message, size_t message_size)
 {
 	struct writer writer = {message, message_size, 0};
-	const char *item = text;
+	/* Slurm's own writing of an option without a value, in the environment of a job that was submitted with it. */
+	const char *item = text && strcmp(text, "(null)") == 0 ? NULL : text;
 
 	memset(options, 0, sizeof(*options));
 	if (message_size)

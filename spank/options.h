@@ -52,7 +52,7 @@ extern const size_t pathways_num_keys;
 /*
  * Parse what follows "--pathways=".
  *
- * text: NULL or "" for --pathways alone, "off" to undo one from the environment, else "key=value,key=value".
+ * text: NULL, "" or "(null)" for --pathways alone, "off" to undo one from the environment, else "key=value,key=value".
  * options: overwritten as a whole, so that the last of several calls counts (Slurm gives us the value of the environment
  *     first, then that of the command line).
  * message: on failure, what was given, what is allowed; always terminated.

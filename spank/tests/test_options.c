@@ -14,6 +14,7 @@ static void test_alone(void)
 {
 	CHECK(parse(NULL) == 0 && options.is_enabled && options.num_settings == 0);
 	CHECK(parse("") == 0 && options.is_enabled && options.num_settings == 0);
+	CHECK(parse("(null)") == 0 && options.is_enabled && options.num_settings == 0);
 	CHECK_TEXT(message, "");
 }
 
