@@ -82,8 +82,15 @@ def test_the_environment_that_programs_see(slurm: Slurm, fake: Fake) -> None:
 
 def test_submit(slurm: Slurm, fake: Fake, tmp_path: Path) -> None:
     fake("sbatch --parsable", f"cat > {tmp_path}/script; echo '12;cluster2'")
-    assert slurm.submit("#!/bin/sh\necho é\n") == 12
+    assert slurm.submit("#!/bin/sh\necho é\n") == (12, "")
     assert (tmp_path / "script").read_text() == "#!/bin/sh\necho é\n"
+    fake("sbatch --parsable --qos=a b", f"env > {tmp_path}/env; cat > /dev/null; echo 'a warning' >&2; echo 13")
+    of_the_user = {"SBATCH_ACCOUNT": "lab", "SBATCH_WAIT": "1"}
+    assert Slurm({**slurm.environ, **of_the_user}, 20).submit("#!/bin/sh\n", ["--qos=a b"]) == (13, "a warning\n")
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    # The job gets the user's own environment, with nothing of ours.
+    assert (seen["SBATCH_ACCOUNT"], seen["LC_TIME"], seen["SQUEUE_FORMAT"]) == ("lab", "de_DE", "%i")
+    assert not {"SBATCH_WAIT", "LC_ALL", "SLURM_TIME_FORMAT"} & set(seen)
     fake("sbatch --parsable", "cat > /dev/null; echo 'Submitted'")
     with pytest.raises(CommandError, match=r"sbatch printed no job id, but 'Submitted\\n'"):
         slurm.submit("#!/bin/sh\n")
@@ -108,6 +115,18 @@ def test_job(slurm: Slurm, fake: Fake) -> None:
     fake("squeue --json --jobs=97", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(CommandFailed, match="Unable to contact"):
         slurm.job(97)
+
+
+def test_outcomes(slurm: Slurm, fake: Fake) -> None:
+    fake("scontrol show job 9", f"cat {SAMPLES}/scontrol_job_22.05.txt")
+    outcomes = slurm.outcomes(9)
+    assert outcomes is not None
+    assert outcomes[0].job == "9"
+    fake("scontrol show job 98", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert slurm.outcomes(98) is None
+    fake("scontrol show job 97", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(CommandFailed, match="Unable to contact"):
+        slurm.outcomes(97)
 
 
 def test_what_else_is_asked(slurm: Slurm, fake: Fake) -> None:
