@@ -25,6 +25,7 @@ from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
+from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, make_private, remove_abandoned
 
@@ -32,6 +33,8 @@ from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, 
 AGENT_EVENT = "node_ready"
 AGENT_FAILED_EVENT = "node_failed"
 PROCESS_ENDED_EVENT = "process_ended"
+#: The answer to ``Ask``.
+STATUS_EVENT = "status"
 
 #: In the agent's folder once its run has ended in good order: whoever waits for the lock need not hope any more.
 OVER_NAME = "over"
@@ -81,7 +84,20 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     name: str
 
 
-Line = Welcome | Start | Stop
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask the controller of this node for its status report, which is told as ``STATUS_EVENT``.
+
+    Attributes:
+        number: comes back with the report.
+        address: of its Unix socket.
+    """
+
+    number: int
+    address: str
+    timeout_s: float
+
+
+Line = Welcome | Start | Stop | Ask
 
 
 def encode_line(line: Line) -> bytes:
@@ -135,6 +151,9 @@ class Agent:
                 if isinstance(line, Stop):
                     components.stop([line.name], CLOSE_GRACE_S)
                     continue
+                if isinstance(line, Ask):
+                    self._ask(line)
+                    continue
                 assert isinstance(line, Start), line
                 argv = [_replace(word, places) for word in line.argv]
                 if line.is_primary:
@@ -180,6 +199,13 @@ class Agent:
                     os.write(self._wake_write, b"x")
                 elif not was_asked:
                     self._events.write(PROCESS_ENDED_EVENT, component=component, returncode=returncode)
+
+    def _ask(self, line: Ask) -> None:
+        try:
+            answer: dict[str, object] = {"report": ask(line.address, line.timeout_s)}
+        except NoAnswer as failure:
+            answer = {"problem": str(failure)}
+        self._events.write(STATUS_EVENT, number=line.number, **answer)
 
     def _lines(self) -> Iterator[Line]:
         """The launcher's lines; ends with its end, with the primary component's, and with a signal."""

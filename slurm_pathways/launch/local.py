@@ -29,6 +29,7 @@ from slurm_pathways.launch.components import (
     no_signals_blocked,
     quote_log,
 )
+from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
 from slurm_pathways.launch.runtime import is_at_terminal
 
@@ -174,6 +175,13 @@ class LocalRuntime:
     def program_prefix(self, *, has_terminal: bool) -> list[str]:
         """What stands before a program's command line. ``has_terminal``: whoever starts it is at one."""
         return []
+
+    def status(self, timeout_s: float) -> Report:
+        """See ``Runtime``."""
+        assert self._components is not None and self._record is not None, "the runtime has not been started"
+        if CONTROLLER not in self._components.running():
+            raise NoAnswer("has ended")
+        return ask(self._record.controller_address, timeout_s)
 
     @property
     def failure(self) -> ComponentEnded | None:

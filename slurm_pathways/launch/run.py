@@ -23,6 +23,7 @@ from slurm_pathways.launch.program import (
     find_program,
 )
 from slurm_pathways.launch.progress import Progress
+from slurm_pathways.launch.recorder import RunRecorder
 from slurm_pathways.launch.run_folder import identify
 from slurm_pathways.launch.runtime import Runtime
 from slurm_pathways.launch.startup import next_event, start_up
@@ -89,8 +90,14 @@ def run_with(
         progress.line(str(failure))
         return failure.exit_code
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    recorder = RunRecorder(environ, spec, argv, is_warm=is_warm, warn=progress.line)
+
+    def tell(event: RuntimeEvent) -> None:
+        recorder.note(event)
+        inbox.put(event)
+
     with Signals(inbox.put):
-        return _Run(make_runtime(inbox.put), argv, progress, inbox, passes_signals, is_warm).execute()
+        return _Run(make_runtime(tell), argv, progress, inbox, recorder, passes_signals, is_warm).execute()
 
 
 class _Run:
@@ -100,6 +107,7 @@ class _Run:
         argv: Sequence[str],
         progress: Progress,
         inbox: "queue.SimpleQueue[Event]",
+        recorder: RunRecorder,
         passes_signals: bool,
         is_warm: bool,
     ) -> None:
@@ -108,33 +116,52 @@ class _Run:
         self._argv = argv
         self._progress = progress
         self._inbox = inbox
+        self._recorder = recorder
+        #: Why the program was not run; for the record.
+        self._problem: str | None = "the launcher failed"
         self._passes_signals = passes_signals
         self._is_warm = is_warm
         self._started_s = time.monotonic()
 
     def execute(self) -> int:
+        exit_code = RUN_FAILED
+        try:
+            exit_code = self._run()
+            return exit_code
+        finally:
+            self._recorder.close(exit_code, self._problem)
+
+    def _run(self) -> int:
         try:
             if not self._is_warm:
                 self._progress.starting()
             self._runtime.start()
+            self._recorder.begin(self._runtime.folder.path.name, self._runtime.status)
             interruption = start_up(self._runtime, self._inbox, self._progress, self._started_s)
             if interruption is not None:
+                self._problem = f"{interruption.name} came before the runtime was ready"
                 return 128 + interruption
             self._progress.ready(self._elapsed_s(), str(self._runtime.folder.logs))
+            self._recorder.ready()
             program = Program(*self._runtime.program(self._argv), self._inbox.put)
             try:
                 self._runtime.record(program=identify("program", program.pid), program_argv=tuple(self._argv))
-                return self._supervise(program)
+                exit_code = self._supervise(program)
+                self._problem = None
+                self._recorder.program_ended(exit_code)
+                return exit_code
             except BaseException:
                 program.signal(signal.SIGKILL)
                 raise
             finally:
                 program.join()
         except StartupFailed as failure:
-            self._progress.line(str(failure))
+            self._problem = str(failure)
+            self._progress.line(self._problem)
             return RUN_FAILED
         except ProgramNotStarted as failure:
-            self._progress.line(str(failure))
+            self._problem = str(failure)
+            self._progress.line(self._problem)
             return failure.exit_code
         finally:
             self._runtime.close()

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.controller_status import Report
 
 
 class Folder(Protocol):
     """Where a runtime's logs are."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder; its name is the runtime's."""
 
     @property
     def logs(self) -> Path:
@@ -58,6 +63,13 @@ class Runtime(Protocol):
 
     def record(self, **changes: object) -> None:
         """Write down what runs; the fields are those of ``run_folder.RunRecord``."""
+
+    def status(self, timeout_s: float) -> Report:
+        """The controller's report; docs/status.md has the schema. For any thread.
+
+        Raises:
+            NoAnswer: there was none in time.
+        """
 
     def describe_component(self, name: str) -> str:
         """A component's name for people."""

@@ -20,6 +20,7 @@ from slurm_pathways.launch import agent, client_step
 from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.local import (
     CLOSE_GRACE_S,
     CONTROLLER,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 STEP_PREFIX = "pathways-"
 #: Of every process that speaks with other nodes, as agents complete it.
 _NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
+_AGENT_GRACE_S = 0.5
 #: Where Slurm starts what has lost its working folder.
 _SLURMS_LAST_RESORT = "/tmp"
 
@@ -102,13 +104,16 @@ class _Step:
     def __init__(self, input_fd: int) -> None:
         self._input_fd: int | None = input_fd
 
-    def send(self, line: agent.Line) -> None:
-        if self._input_fd is not None:
-            try:
-                os.write(self._input_fd, agent.encode_line(line))
-            except BrokenPipeError:
-                # Its end is reported where all ends are.
-                self.close()
+    def send(self, line: agent.Line) -> bool:
+        """Whether it could be sent. An end is reported where all ends are."""
+        if self._input_fd is None:
+            return False
+        try:
+            os.write(self._input_fd, agent.encode_line(line))
+        except BrokenPipeError:
+            self.close()
+            return False
+        return True
 
     def close(self) -> None:
         if self._input_fd is not None:
@@ -138,6 +143,9 @@ class SlurmRuntime(LocalRuntime):
         self._step_ids: dict[str, str] = {}
         self._places: list[Place] = []
         self._cancelling: list[threading.Thread] = []
+        self._num_asked = 0
+        #: Of agents that were asked for the controller's status; guarded by ``_changed``.
+        self._answers: dict[int, Mapping[str, Any]] = {}
         self._has_closed = threading.Event()
 
     # Names and places
@@ -254,6 +262,11 @@ class SlurmRuntime(LocalRuntime):
 
     def _note(self, event: RuntimeEvent) -> None:
         match event:
+            case ComponentEvent(name=agent.STATUS_EVENT, fields=fields):
+                with self._changed:
+                    self._answers[fields["number"]] = fields
+                    self._changed.notify_all()
+                return
             case ComponentEvent(component, name, fields) if name == agent.PROCESS_ENDED_EVENT:
                 event = ComponentEnded(component, fields["returncode"], was_asked=self._is_closing)
             case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
@@ -270,6 +283,25 @@ class SlurmRuntime(LocalRuntime):
             case _:
                 pass
         super()._note(event)
+
+    def status(self, timeout_s: float) -> Report:
+        """See ``Runtime``: the agent of the controller's node asks, as its socket may be on another machine."""
+        with self._changed:
+            self._num_asked += 1
+            number = self._num_asked
+        step = self._steps[CONTROLLER]
+        if not step.send(agent.Ask(number, self.controller_address, timeout_s)):
+            raise NoAnswer("has ended")
+        with self._changed:
+            # The agent's answer needs a moment more than the controller's.
+            self._changed.wait_for(lambda: number in self._answers, timeout_s + _AGENT_GRACE_S)
+            answer = self._answers.pop(number, None)
+        if answer is None:
+            raise NoAnswer(f"did not answer within {timeout_s:g} s")
+        if "problem" in answer:
+            raise NoAnswer(answer["problem"])
+        report: Report = answer["report"]
+        return report
 
     def _end_step(self, step_id: str) -> None:
         """See that a step ends whose srun has ended: when srun was killed, or lost the node for a time, it goes on."""
