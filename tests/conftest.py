@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_pathways.config import RUNS_VARIABLE, VARIABLE_PREFIX, RuntimeSpec
+from slurm_pathways.config import RECORDS_VARIABLE, RUNS_VARIABLE, VARIABLE_PREFIX, RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
 
 #: What ends by itself is given this long; a leak is then reported.
@@ -30,6 +30,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(VARIABLE_PREFIX):
             monkeypatch.delenv(name)
+    # Nor must records of theirs get among the user's own.
+    monkeypatch.setenv(RECORDS_VARIABLE, "none")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def play(role: str) -> None:
         if role == "controller":
             num_hosts = int(options["--num-slices"]) * int(options["--hosts-per-slice"])
             for host in range(num_hosts):
-                events.write("host_ready", name=f"host-{host}")
+                events.write("host_ready", worker=host, name=f"host-{host}")
             events.write("ready")
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -380,7 +380,7 @@ class Membership:
             out.append(StopExecutor(worker.supervisor, worker.epoch))
         if worker.executor is not None and worker.executor.peer in self._by_executor:
             out.append(Refuse(worker.executor.peer, message))
-        fields = {"host": worker.host, "worker": worker.worker, "name": worker.name, "reason": message}
+        fields = {"host": worker.host, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
         out.append(
             Announce("host_lost" if worker.host is not None else "worker_lost", {**fields, "log_tail": log_tail})
         )
