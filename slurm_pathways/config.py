@@ -187,6 +187,7 @@ class RuntimeSpec:
     run_dir: Path | None = None
     force_sockets: bool = False
     keep_logs: bool = False
+    log_dir: Path | None = None
     job_comment: bool = True
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
@@ -247,6 +248,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("force_sockets", "force_sockets", Kind.FLAG, "Move tensors over sockets even where memory can be shared."),
     Setting("keep_logs", "keep_logs", Kind.FLAG, "Keep the logs also when nothing failed."),
+    Setting(
+        "log_dir",
+        "log_dir",
+        Kind.FOLDER,
+        "Write logs here, one per process and host, and keep them. Default: in the run folder, gone with it.",
+    ),
     Setting("job_comment", "job_comment", Kind.FLAG, "In Slurm, say in the job's comment how the run is going."),
     Setting("startup_timeout_s", "startup_timeout_s", Kind.SECONDS, "How long the runtime may take to start.", 1, 3600),
     Setting(

@@ -27,7 +27,15 @@ from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
-from slurm_pathways.launch.run_folder import LOCK_NAME, RECORD_NAME, RunFolder, make_private, remove_abandoned
+from slurm_pathways.launch.run_folder import (
+    LOCK_NAME,
+    RECORD_NAME,
+    RunFolder,
+    make_log_dir,
+    make_private,
+    place_log,
+    remove_abandoned,
+)
 
 #: Events of the agent itself, and of components that have ended.
 AGENT_EVENT = "node_ready"
@@ -56,6 +64,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         work_dir: the program's working folder, which this node has to see.
         files: material of the job by name, written into ``folder`` for this user alone.
         interface: the setting.
+        log_dir: the setting.
     """
 
     folder: str
@@ -63,6 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     work_dir: str
     files: dict[str, str] = {}
     interface: str | None = None
+    log_dir: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -158,6 +168,8 @@ class Agent:
                 argv = [_replace(word, places) for word in line.argv]
                 if line.is_primary:
                     self._primary = line.name
+                if welcome.log_dir is not None:
+                    place_log(Path(places[LOGS]), Path(welcome.log_dir), line.name, _node())
                 # Of several in one step, only the first one's output is the step's.
                 log_path = None if line.is_primary else Path(places[LOGS]) / f"{line.name}.log"
                 components.start(line.name, argv, log_path)
@@ -174,6 +186,8 @@ class Agent:
                 f"the working folder {welcome.work_dir} is not there on this node: start from a folder that all nodes "
                 "see, on a shared file system (sbatch --chdir, or cd before slurm-pathways run)"
             )
+        if welcome.log_dir is not None:
+            make_log_dir(Path(welcome.log_dir))
         path = Path(welcome.folder)
         make_private(path.parent)
         remove_abandoned(path.parent)

@@ -208,7 +208,7 @@ class LocalRuntime:
         """
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + self.spec.startup_timeout_s
-        self._folder = folder = RunFolder.create(self._environ, self.spec.run_dir)
+        self._folder = folder = RunFolder.create(self._environ, self.spec.run_dir, log_dir=self.spec.log_dir)
         cache = self.spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._record = RunRecord(
@@ -271,6 +271,7 @@ class LocalRuntime:
     def _start_component(self, name: str, module: str, *arguments: object) -> None:
         assert self._components is not None
         argv = [sys.executable, "-m", module, *map(str, arguments)]
+        self.folder.place_log(name, self._node_of(name))
         self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
 
     def _links_arguments(self, number: int) -> tuple[object, ...]:
@@ -434,6 +435,11 @@ class LocalRuntime:
         """A component's name for people."""
         return name
 
+    def _node_of(self, component: str) -> str:
+        """The name of the host that a component is on."""
+        kind, _, number = component.partition("-")
+        return self.host_names[int(number)] if kind == "worker" else os.uname().nodename
+
     # End
 
     def close(self) -> None:
@@ -451,7 +457,7 @@ class LocalRuntime:
         keep_logs = self.spec.keep_logs or self.has_failed()
         folder.remove(keep_logs=keep_logs)
         if keep_logs:
-            self.kept_logs = folder.logs
+            self.kept_logs = self.spec.log_dir or folder.logs
         if self._caretaker is not None:
             self._caretaker.release_lifeline()
             self._caretaker.has_ended(CLOSE_GRACE_S)

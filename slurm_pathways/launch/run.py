@@ -141,7 +141,7 @@ class _Run:
             if interruption is not None:
                 self._problem = f"{interruption.name} came before the runtime was ready"
                 return 128 + interruption
-            self._progress.ready(self._elapsed_s(), str(self._runtime.folder.logs))
+            self._progress.ready(self._elapsed_s(), str(self._spec.log_dir or self._runtime.folder.logs))
             self._recorder.ready()
             program = Program(*self._runtime.program(self._argv), self._inbox.put)
             try:

@@ -146,29 +146,37 @@ class RunFolder:
         run_id: its name.
     """
 
-    def __init__(self, path: Path, *, is_ours: bool) -> None:
+    def __init__(self, path: Path, *, is_ours: bool, log_dir: Path | None) -> None:
         """Use ``create``."""
         self.path = path
         self.run_id = path.name
         self._is_ours = is_ours
+        self._log_dir = log_dir
         self.logs.mkdir(mode=0o700)
         self.lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
 
     @classmethod
-    def create(cls, environ: Mapping[str, str], path: Path | None = None) -> "RunFolder":
+    def create(
+        cls, environ: Mapping[str, str], path: Path | None = None, *, log_dir: Path | None = None
+    ) -> "RunFolder":
         """Make a fresh folder under the runs root, or use ``path``, which must be new or empty.
+
+        Args:
+            log_dir: where the logs named by ``place_log`` are; made if it is not there. None: in the folder.
 
         Raises:
             ConfigurationError: it cannot be used; the message says why.
         """
+        if log_dir is not None:
+            make_log_dir(log_dir)
         if path is not None:
             is_ours = not path.exists()
             make_private(path)
             if any(path.iterdir()):
                 raise ConfigurationError(f"the run folder {path} is not empty: give a new one, or empty it")
             _check_length(path)
-            return cls(path, is_ours=is_ours)
+            return cls(path, is_ours=is_ours, log_dir=log_dir)
         root = runs_root(environ)
         make_private(root)
         remove_abandoned(root)
@@ -182,7 +190,7 @@ class RunFolder:
                 continue
             except OSError as failure:
                 raise ConfigurationError(f"the folder {path} cannot be made: {failure.strerror}") from failure
-            return cls(path, is_ours=True)
+            return cls(path, is_ours=True, log_dir=log_dir)
 
     @property
     def logs(self) -> Path:
@@ -192,6 +200,11 @@ class RunFolder:
     def log_of(self, component: str) -> Path:
         """The log of one process."""
         return self.logs / f"{component}.log"
+
+    def place_log(self, component: str, node: str) -> None:
+        """Before a process starts: see that its log is where logs are asked for. ``log_of`` then leads there."""
+        if self._log_dir is not None:
+            place_log(self.logs, self._log_dir, component, node)
 
     def address(self, name: str) -> str:
         """The address of a socket in this folder."""
@@ -205,8 +218,33 @@ class RunFolder:
 
     def remove(self, *, keep_logs: bool) -> None:
         """Remove everything, or everything but the logs. Call it when the run's processes have ended."""
+        keep_logs = keep_logs and self._log_dir is None
         caretaker.remove_run(self.path, keep_logs=keep_logs, keep_folder=not self._is_ours)
         os.close(self.lock_fd)
+
+
+def make_log_dir(path: Path) -> None:
+    """Make a folder for logs, if it is not there.
+
+    Raises:
+        ConfigurationError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ConfigurationError(f"the log folder {path} cannot be made: {failure.strerror}") from failure
+
+
+def place_log(logs: Path, log_dir: Path, component: str, node: str) -> None:
+    """Make the log of a process in ``logs`` a link to ``<component>.<node>.log`` in ``log_dir``.
+
+    A worker's executor has a log of its own.
+    """
+    kind, _, number = component.partition("-")
+    for name in (component, f"executor-{number}") if kind == "worker" else (component,):
+        # Nodes may share the folder.
+        with contextlib.suppress(FileExistsError):
+            (logs / f"{name}.log").symlink_to(log_dir / f"{name}.{node}.log")
 
 
 def _check_length(path: Path) -> None:

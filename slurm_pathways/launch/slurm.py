@@ -192,6 +192,7 @@ class SlurmRuntime(LocalRuntime):
                 agent.Welcome(
                     folder=self._folder_on_node(name),
                     launcher_folder=str(self.folder.path),
+                    log_dir=None if self.spec.log_dir is None else str(self.spec.log_dir),
                     work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
                     files={CREDENTIALS_NAME: credentials},
                     interface=self.spec.interface,
@@ -206,6 +207,7 @@ class SlurmRuntime(LocalRuntime):
         assert self._components is not None
         options = StepOptions(STEP_PREFIX + name, self._node_of(name), has_devices)
         argv = srun_argv(self._allocation, options, [sys.executable, "-m", "slurm_pathways.launch.agent"])
+        self.folder.place_log(name, options.node)
         child, input_fd = self._components.start_step(
             name, argv, component_environment(self._environ), self.folder.log_of(name)
         )

@@ -224,6 +224,9 @@ class FirstTaskRuntime(LocalRuntime):
         kind, _, number = name.partition("-")
         return f"{name} ({self.host_names[int(number)]})" if kind == "worker" else name
 
+    def _node_of(self, component: str) -> str:
+        return super()._node_of(component) if component.startswith("worker-") else str(self._step.node)
+
     def _start_processes(self, cache: Path) -> None:
         assert self._components is not None
         self._credentials = Credentials.create(self.folder.path)
@@ -232,6 +235,7 @@ class FirstTaskRuntime(LocalRuntime):
         self._start_component(
             CONTROLLER, self._modules.controller, *controller_arguments(self.spec, *listen), *self._network
         )
+        self.folder.place_log(POST, self._node_of(POST))
         if (child := self._post.start(self._components, self.folder.log_of(POST))) is not None:
             self._started.append(child)
         self._start_worker(self.host_names.index(str(self._step.node)), cache, self.controller_address)
@@ -301,7 +305,7 @@ class _WorkerTask:
         place = own_place(self._environ, self._spec.interface)
         if invitation.place is not None and (reason := explain_unreachable([invitation.place, place])) is not None:
             raise ConfigurationError(reason)
-        folder = RunFolder.create(self._environ)
+        folder = RunFolder.create(self._environ, log_dir=self._spec.log_dir)
         Credentials.from_text(invitation.credentials).save(folder.path)
         network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
@@ -319,6 +323,7 @@ class _WorkerTask:
                 run_dir=folder.path,
                 log_dir=folder.logs,
             )
+            folder.place_log(name, self._node)
             components.start(
                 name, [sys.executable, "-m", REAL_MODULES.worker, *map(str, arguments), *network], folder.log_of(name)
             )

@@ -154,7 +154,7 @@ class _Keeper:
             listener.listen()
             threading.Thread(target=self._accept, args=(listener,), name="keeper-accept", daemon=True).start()
             runtime.record(warm=Warm(str(path), self._job_id, settings_of(runtime.spec)))
-            self._progress.ready(elapsed_s, str(runtime.folder.logs))
+            self._progress.ready(elapsed_s, str(runtime.spec.log_dir or runtime.folder.logs))
             self._on_ready(runtime.run_dir)
             try:
                 while (code := self._handle(self._inbox.get())) is None:
