@@ -23,6 +23,7 @@ import msgspec
 from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
+from slurm_pathways.launch import client_step
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
@@ -107,7 +108,14 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     timeout_s: float
 
 
-Line = Welcome | Start | Stop | Ask
+class Signal(msgspec.Struct, frozen=True, tag="signal"):
+    """Send a signal to a program of this node; ``pid_file`` is a name in ``{folder}``, see ``client_step``."""
+
+    pid_file: str
+    number: int
+
+
+Line = Welcome | Start | Stop | Ask | Signal
 
 
 def encode_line(line: Line) -> bytes:
@@ -158,6 +166,9 @@ class Agent:
             places |= {HOST: place.address, ANY_PORT: str(TcpAddress(place.address, 0))}
             self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), place=dataclasses.asdict(place))
             for line in lines:
+                if isinstance(line, Signal):
+                    client_step.send_signal(folder.path / line.pid_file, line.number)
+                    continue
                 if isinstance(line, Stop):
                     components.stop([line.name], CLOSE_GRACE_S)
                     continue

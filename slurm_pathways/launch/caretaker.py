@@ -18,8 +18,11 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 RECORD_NAME = "run.json"
+#: The name of a program that is the srun in front of one: it kills the program when it is told to end.
+STEP = "srun"
 
 #: For components that see their lifeline end: they close sessions, and their children.
 COMPONENT_GRACE_S = 5.0
@@ -59,9 +62,10 @@ def remove_run(path: Path, *, keep_logs: bool, keep_folder: bool = False) -> Non
 class _Remembered:
     """A process of the record. Signals go to it only while it is the one that was recorded."""
 
-    def __init__(self, recorded: dict[str, int]) -> None:
-        self.pid = recorded["pid"]
-        self._start_ticks = recorded["start_ticks"]
+    def __init__(self, recorded: dict[str, Any]) -> None:
+        self.pid: int = recorded["pid"]
+        self.is_step = recorded["name"] == STEP
+        self._start_ticks: int = recorded["start_ticks"]
 
     def is_alive(self) -> bool:
         return start_ticks(self.pid) == self._start_ticks
@@ -95,7 +99,9 @@ def clear_up(path: Path) -> None:
     components = [_Remembered(component) for component in record["components"]]
     programs = [_Remembered(one) for one in (record["program"], *record["programs"]) if one]
     for program in programs:
-        program.signal(signal.SIGTERM)
+        # The task of a step has seen that its runtime goes, and ends the program.
+        if not program.is_step:
+            program.signal(signal.SIGTERM)
         # A stopped one (Ctrl-Z) would not see it.
         program.signal(signal.SIGCONT)
     _wait(components, COMPONENT_GRACE_S)
@@ -103,7 +109,7 @@ def clear_up(path: Path) -> None:
         component.kill_group()
     _wait(programs, PROGRAM_GRACE_S)
     for program in programs:
-        program.signal(signal.SIGKILL)
+        program.signal(signal.SIGTERM if program.is_step else signal.SIGKILL)
     _wait(components + programs, COMPONENT_GRACE_S)
     remove_run(path, keep_logs=False)
 

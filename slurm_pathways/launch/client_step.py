@@ -27,6 +27,34 @@ _FORWARDED_BY_SLURM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQ
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def send_signal(pid_file: Path, number: int) -> None:
+    """Send a signal to the program whose id ``pid_file`` holds, or will hold once it has been started."""
+    with _waiting(pid_file).open("a", encoding="ascii") as file:
+        file.write(f"{number}\n")
+    if pid_file.exists():
+        deliver_signals(pid_file)
+
+
+def deliver_signals(pid_file: Path) -> None:
+    """Send what ``send_signal`` has left, once whoever calls it."""
+    taken = pid_file.with_name(f"{pid_file.name}.taken-{os.getpid()}")
+    try:
+        _waiting(pid_file).rename(taken)
+        numbers = taken.read_text(encoding="ascii").split()
+        taken.unlink()
+        pid = int(pid_file.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        # Another one has taken them, or the program has ended.
+        return
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, int(number))
+
+
+def _waiting(pid_file: Path) -> Path:
+    return pid_file.with_name(f"{pid_file.name}.signals")
+
+
 def _watch(lock: Path, over: Path, pid: int, grace_s: float, kill_after_s: float) -> None:
     try:
         with lock.open("rb") as file:
@@ -60,6 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--lock", type=Path, required=True)
     parser.add_argument("--over", type=Path, required=True)
+    parser.add_argument("--pid-file", type=Path, required=True)
     parser.add_argument("--grace-s", type=float, required=True)
     parser.add_argument("--kill-after-s", type=float, required=True)
     parser.add_argument("argv", nargs="+")
@@ -73,6 +102,10 @@ def main() -> int:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     pid = _spawn(arguments.argv)
+    # Where the runtime is gone already, nobody has signals to pass on.
+    with contextlib.suppress(OSError):
+        arguments.pid_file.write_text(str(pid), encoding="ascii")
+        deliver_signals(arguments.pid_file)
     threading.Thread(
         target=_watch,
         args=(arguments.lock, arguments.over, pid, arguments.grace_s, arguments.kill_after_s),
@@ -81,6 +114,7 @@ def main() -> int:
     while True:
         ended, status = os.wait()
         if ended == pid:
+            arguments.pid_file.unlink(missing_ok=True)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 

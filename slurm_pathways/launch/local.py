@@ -30,6 +30,7 @@ from slurm_pathways.launch.components import (
     quote_log,
 )
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
+from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
 from slurm_pathways.launch.runtime import is_at_terminal
 
@@ -170,11 +171,19 @@ class LocalRuntime:
 
     def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The command line and environment of a process that runs ``argv`` as the first proxy's client."""
-        return [*self.program_prefix(has_terminal=is_at_terminal()), *argv], self.environment()
+        return [*self.program_prefix(self._clients[0], has_terminal=is_at_terminal()), *argv], self.environment()
 
-    def program_prefix(self, *, has_terminal: bool) -> list[str]:
+    def program_prefix(self, client: Client, *, has_terminal: bool) -> list[str]:
         """What stands before a program's command line. ``has_terminal``: whoever starts it is at one."""
         return []
+
+    def signal_client(self, client: Client, number: int) -> bool:
+        """Send a client's program a signal, where that is not for its launcher to do; False where it is."""
+        return False
+
+    def signal_program(self, program: Program, number: int) -> None:
+        """See ``Runtime``."""
+        program.signal(number)
 
     def status(self, timeout_s: float) -> Report:
         """See ``Runtime``."""

@@ -24,7 +24,7 @@ from slurm_pathways.launch.program import (
 )
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
-from slurm_pathways.launch.run_folder import identify
+from slurm_pathways.launch.run_folder import STEP, identify
 from slurm_pathways.launch.runtime import Runtime
 from slurm_pathways.launch.startup import next_event, start_up
 
@@ -143,15 +143,19 @@ class _Run:
                 return 128 + interruption
             self._progress.ready(self._elapsed_s(), str(self._spec.log_dir or self._runtime.folder.logs))
             self._recorder.ready()
-            program = Program(*self._runtime.program(self._argv), self._inbox.put)
+            command, environ = self._runtime.program(self._argv)
+            program = Program(command, environ, self._inbox.put)
             try:
-                self._runtime.record(program=identify("program", program.pid), program_argv=tuple(self._argv))
+                self._runtime.record(
+                    program=identify(STEP if len(command) > len(self._argv) else "program", program.pid),
+                    program_argv=tuple(self._argv),
+                )
                 exit_code = self._supervise(program)
                 self._problem = None
                 self._recorder.program_ended(exit_code)
                 return exit_code
             except BaseException:
-                program.signal(signal.SIGKILL)
+                self._runtime.signal_program(program, signal.SIGKILL)
                 raise
             finally:
                 program.join()
@@ -182,7 +186,7 @@ class _Run:
                     return exit_code
                 case SignalReceived(number, from_terminal):
                     if self._passes_signals and not from_terminal:
-                        program.signal(number)
+                        self._runtime.signal_program(program, number)
                 case ComponentEnded() as event:
                     self._progress.event(event, self._elapsed_s())
                     # Once a vital one is gone, others follow: that says nothing new.
@@ -201,7 +205,7 @@ class _Run:
                     self._progress.line(
                         f"the program has not ended although its runtime is gone: sending it {number.name}"
                     )
-                    program.signal(number)
+                    self._runtime.signal_program(program, number)
 
     def _say_lost(self, event: ComponentEnded) -> None:
         log = self._runtime.folder.log_of(event.component)

@@ -23,6 +23,8 @@ from slurm_pathways.launch import caretaker
 from slurm_pathways.slurm.environment import is_in_job
 
 RECORD_NAME = caretaker.RECORD_NAME
+#: The name of a process that is the srun in front of a program.
+STEP = caretaker.STEP
 LOCK_NAME = "run.lock"
 LOGS_NAME = "logs"
 

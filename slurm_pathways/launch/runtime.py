@@ -7,6 +7,7 @@ from typing import Protocol
 
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.controller_status import Report
+from slurm_pathways.launch.program import Program
 
 
 class Folder(Protocol):
@@ -60,6 +61,9 @@ class Runtime(Protocol):
 
     def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The command line and environment of a process that runs ``argv`` here."""
+
+    def signal_program(self, program: Program, number: int) -> None:
+        """Send a signal to the program behind the process that ``program`` gave the command line of."""
 
     def record(self, **changes: object) -> None:
         """Write down what runs; the fields are those of ``run_folder.RunRecord``."""

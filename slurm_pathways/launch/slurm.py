@@ -7,6 +7,7 @@ started at once; components are started as soon as their node is there and what 
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +36,10 @@ from slurm_pathways.launch.local import (
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
+from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
-from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.launch.steps import KILL_STEPS, StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation
 
@@ -96,6 +98,10 @@ def in_allocation(
         return SlurmRuntime(spec, allocation, placement, on_event=on_event, environ=environ)
 
     return spec, allocation, make_runtime
+
+
+def _pid_file(client: Client) -> str:
+    return f"program-of-{client.proxy}.pid"
 
 
 class _Step:
@@ -328,12 +334,26 @@ class SlurmRuntime(LocalRuntime):
         chosen = self._clients[0] if client is None else client
         return client_environment(self._environ, chosen.address, self.run_dir)
 
-    def program_prefix(self, *, has_terminal: bool) -> list[str]:
+    def signal_program(self, program: Program, number: int) -> None:
+        """srun answers some signals by killing its step: the program gets these by way of the head's agent."""
+        if not self.signal_client(self._clients[0], number):
+            program.signal(KILL_STEPS[0] if number == signal.SIGKILL else number)
+
+    def signal_client(self, client: Client, number: int) -> bool:
+        """See ``LocalRuntime``: those that srun does not pass on."""
+        if number not in KILL_STEPS:
+            return False
+        # Where the head's agent is gone, the task has seen that and ends the program.
+        self._steps[CONTROLLER].send(agent.Signal(_pid_file(client), number))
+        return True
+
+    def program_prefix(self, client: Client, *, has_terminal: bool) -> list[str]:
         """A step on the head, which runs what follows."""
         options = StepOptions(STEP_PREFIX + "client", self._placement.head, has_terminal=has_terminal)
         wrapper = [
             *(sys.executable, "-I", "-S", client_step.__file__),
             *("--lock", f"{self._head_folder}/{LOCK_NAME}", "--over", f"{self._head_folder}/{agent.OVER_NAME}"),
+            *("--pid-file", f"{self._head_folder}/{_pid_file(client)}"),
             *("--grace-s", str(self.spec.failure_grace_s), "--kill-after-s", str(self.spec.kill_after_s)),
             "--",
         ]

@@ -5,6 +5,7 @@ step depends on is said on the command line, because srun takes what is not from
 ``sbatch`` options, the site and the user have left theirs.
 """
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,10 @@ _STEP_OPTIONS = frozenset(
         "SLURM_WORKING_DIR",
     }
 )
+
+
+#: Signals at which srun kills its step instead of passing them on to the task.
+KILL_STEPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """A place in a warm runtime, as the launcher of one program has it."""
 
+import contextlib
+import signal
 import socket
 import threading
 import time
@@ -12,12 +14,13 @@ from slurm_pathways.launch.client_environment import client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import Report, ask
 from slurm_pathways.launch.local import StartupFailed
+from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run import KEEPER, run_with
 from slurm_pathways.launch.run_folder import LOGS_NAME, Process, RunRecord
 from slurm_pathways.launch.runtime import is_at_terminal, spec_of
-from slurm_pathways.launch.steps import step_environment
+from slurm_pathways.launch.steps import KILL_STEPS, step_environment
 from slurm_pathways.launch.warm.find import check_settings
-from slurm_pathways.launch.warm.messages import Answer, Attach, Attached, Ended, Lines, Refused, Said, Started
+from slurm_pathways.launch.warm.messages import Answer, Attach, Attached, Ended, Lines, Refused, Said, Signal, Started
 
 
 def run_warm(
@@ -167,6 +170,18 @@ class AttachedRuntime:
             NoAnswer: it does not answer in time, or it is on another machine.
         """
         return ask(self._controller_address, timeout_s)
+
+    def signal_program(self, program: Program, number: int) -> None:
+        """See ``Runtime``; the keeper passes on what srun would not."""
+        assert self._attached is not None
+        if not self._attached.program_prefix or number not in (*KILL_STEPS, signal.SIGKILL):
+            program.signal(number)
+        elif number == signal.SIGKILL:
+            program.signal(KILL_STEPS[0])
+        elif self._lines is not None:
+            # Where the keeper is gone, the task has seen that and ends the program.
+            with contextlib.suppress(OSError):
+                self._lines.send(Signal(number))
 
     def record(self, **changes: object) -> None:
         """Tell the keeper which process is the program, so that it ends it if we cannot."""

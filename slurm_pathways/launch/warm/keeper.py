@@ -22,10 +22,21 @@ from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
 from slurm_pathways.launch.run import RUN_FAILED, is_vital
-from slurm_pathways.launch.run_folder import Process, Warm, is_running
+from slurm_pathways.launch.run_folder import STEP, Process, Warm, is_running
 from slurm_pathways.launch.runtime import settings_of
 from slurm_pathways.launch.startup import start_up
-from slurm_pathways.launch.warm.messages import Answer, Attach, Attached, Down, Ended, Lines, Refused, Request, Said
+from slurm_pathways.launch.warm.messages import (
+    Answer,
+    Attach,
+    Attached,
+    Down,
+    Ended,
+    Lines,
+    Refused,
+    Request,
+    Said,
+    Signal,
+)
 from slurm_pathways.launch.warm.messages import Started as ProgramStarted
 
 SOCKET_NAME = "keeper"
@@ -193,6 +204,8 @@ class _Keeper:
             case _Came(visitor, ProgramStarted(program)):
                 visitor.program = program
                 self._record_programs()
+            case _Came(visitor, Signal(number)) if visitor.client is not None:
+                self._runtime.signal_client(visitor.client, number)
             case _Came(visitor, Down(is_forced)):
                 self._visitors.add(visitor)
                 inside = [other for other in self._visitors if other.client is not None]
@@ -220,7 +233,7 @@ class _Keeper:
             visitor = self._waiting.popleft()
             visitor.client = ready
             assert visitor.request is not None
-            prefix = self._runtime.program_prefix(has_terminal=visitor.request.has_terminal)
+            prefix = self._runtime.program_prefix(ready, has_terminal=visitor.request.has_terminal)
             visitor.send(Attached(ready.proxy, ready.address, tuple(prefix), self._runtime.host_names))
         while len(self._free) <= len(self._waiting):
             self._free.append(self._runtime.add_proxy())
@@ -239,8 +252,13 @@ class _Keeper:
 
     def _clear_up(self, client: Client, program: Process | None) -> None:
         """After a program, or after its launcher, which may have been killed before it."""
-        if program is not None:
-            _end(program, self._runtime.spec.kill_after_s)
+        if program is not None and is_running(program):
+            if not self._runtime.signal_client(client, signal.SIGTERM):
+                _signal(program, signal.SIGTERM)
+            _signal(program, signal.SIGCONT)
+            _wait(program, self._runtime.spec.kill_after_s)
+            _signal(program, signal.SIGTERM if program.name == STEP else signal.SIGKILL)
+            _wait(program, self._runtime.spec.kill_after_s)
         if client in self._runtime.clients:
             self._runtime.close_proxy(client)
 
@@ -294,15 +312,10 @@ def _as_answer(event: RuntimeEvent) -> Answer:
             return Ended(component, returncode, was_asked)
 
 
-def _end(program: Process, kill_after_s: float) -> None:
-    if not is_running(program):
-        return
-    for number in (signal.SIGTERM, signal.SIGCONT):
-        _signal(program, number)
-    deadline_s = time.monotonic() + kill_after_s
+def _wait(program: Process, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while is_running(program) and time.monotonic() < deadline_s:
         time.sleep(_POLL_INTERVAL_S)
-    _signal(program, signal.SIGKILL)
 
 
 def _signal(program: Process, number: int) -> None:

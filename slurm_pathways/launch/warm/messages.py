@@ -35,13 +35,19 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     program: Process
 
 
+class Signal(msgspec.Struct, frozen=True, tag="signal"):
+    """Send the program a signal."""
+
+    number: int
+
+
 class Down(msgspec.Struct, frozen=True, tag="down"):
     """End the runtime. ``is_forced``: programs or not."""
 
     is_forced: bool
 
 
-Request = Attach | Started | Down
+Request = Attach | Started | Signal | Down
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
