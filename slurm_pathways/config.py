@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 VARIABLE_PREFIX = "SLURM_PATHWAYS_"
 
 #: Where run folders are made; not a setting of one run.
@@ -333,6 +331,9 @@ def gather(
 
 
 def _read_file(path: Path) -> dict[str, object]:
+    # Here: few runs have such a file, and every process of a run reads this module.
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as failure:

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-import slurm_pathways
 from slurm_pathways.cli.interactive import down, notebook, run_program, shell, up
 from slurm_pathways.cli.options import CONTEXT, place_options, setting_options, verbosity_options
 from slurm_pathways.cli.sandbox import sandbox
@@ -21,7 +20,7 @@ from slurm_pathways.config import ConfigurationError, gather
 
 
 @click.group(context_settings=CONTEXT)
-@click.version_option(slurm_pathways.__version__, message="slurm-pathways %(version)s")
+@click.version_option(package_name="slurm-pathways", message="slurm-pathways %(version)s")
 def main() -> None:
     """One ordinary Python program drives every accelerator of an allocation."""
 

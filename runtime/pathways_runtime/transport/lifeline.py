@@ -8,7 +8,6 @@ to ``--events-fd``.
 ``spawn`` starts a child with both; launcher, controller and supervisor all start theirs with it.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import json
@@ -21,6 +20,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+# asyncio is imported where it is used: launchers and agents have no loop, and start without it.
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ def watch_lifeline_on_loop(fd: int | None, on_end: Callable[[], None]) -> None:
     """Like ``watch_lifeline``, calling ``on_end`` once on the running event loop."""
     if fd is None:
         return
+    import asyncio
+
     loop = asyncio.get_running_loop()
     os.set_blocking(fd, False)
 
@@ -182,6 +185,8 @@ class Child:
         """Wait on the running event loop until the process has ended; does not reap."""
         if self.returncode is not None:
             return
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -225,6 +230,8 @@ class Child:
 
     async def stop_on_loop(self, grace_s: float) -> int:
         """Like ``stop``, waiting on the running event loop."""
+        import asyncio
+
         self.signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.ended(), grace_s)
