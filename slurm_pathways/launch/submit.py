@@ -117,7 +117,7 @@ _COUNTS = {"num_slices": "--slices", "hosts_per_slice": "--hosts-per-slice", "nu
 def _nodes(template: Template, request: Request) -> tuple[Option, ...]:
     """How many nodes to ask for where the user has not said it; none where the template's number stands."""
     counts = {
-        field: int(request.values.get(field) or template.settings.get(option) or 0) for field, option in _COUNTS.items()
+        field: int(request.values.get(field, template.settings.get(option) or 0)) for field, option in _COUNTS.items()
     }
     given = next((option.value for option in reversed(request.options) if option.name in ("--nodes", "-N")), None)
     is_asked = any(field in request.values for field in _COUNTS)
