@@ -1,13 +1,13 @@
 """``slurm-pathways status``: find a running runtime, ask its controller, and show the report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slurm_pathways.config import RUN_DIR_VARIABLE
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
 from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_roots
+from slurm_pathways.tables import table
 
 #: A controller answers from memory; proxies and executors that it asks first have the rest of the time.
 REPLY_TIMEOUT_S = 10.0
@@ -72,6 +72,9 @@ _WORKER_COLUMNS = (
 )
 _SESSION_COLUMNS = ("id", "client_name", "client_pid", "age_s", "arrays", "bytes", "open_requests", "is_held_back")
 
+_PROGRAM_COLUMNS = ("name", "devices", "executions", "busy_s", "waiting_s")
+_PROGRAMS_SHOWN = 10
+
 
 def as_json(report: Report) -> str:
     """The report, to be read by programs."""
@@ -83,12 +86,18 @@ def as_text(report: Report) -> str:
     parts = [f"run {report['run_dir']}"]
     workers = report.get("workers", [])
     if workers:
-        parts.append(_table("workers", workers, _WORKER_COLUMNS))
+        parts.append(table("workers", workers, _WORKER_COLUMNS))
     devices = report.get("devices", [])
     if devices:
-        parts.append(_table("devices", devices, ("id", "slice_index", "host", "state")))
+        parts.append(table("devices", devices, ("id", "slice_index", "host", "state")))
     sessions = report.get("sessions", [])
-    parts.append(_table("sessions", sessions, _SESSION_COLUMNS) if sessions else "no session is open")
+    parts.append(table("sessions", sessions, _SESSION_COLUMNS) if sessions else "no session is open")
+    slices = report.get("slices", [])
+    if slices:
+        parts.append(table("slices", slices, ("index", "num_devices", "busy_s", "waiting_s")))
+    programs = report.get("programs", [])
+    if programs:
+        parts.append(table("programs, the busiest first", programs[:_PROGRAMS_SHOWN], _PROGRAM_COLUMNS))
     moved = report.get("bytes_moved", {})
     if moved:
         parts.append("bytes moved\n" + "\n".join(f"  {name:<14} {number}" for name, number in moved.items()))
@@ -101,19 +110,3 @@ def _fields(entry: object) -> str:
     if isinstance(entry, dict):
         return "  ".join(f"{key}: {value}" for key, value in entry.items())
     return str(entry)
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    columns = [column for column in columns if any(column in row for row in rows)]
-    cells = [columns, *([_cell(row.get(column)) for column in columns] for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
-    lines = [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    ]
-    return "\n".join([title, *lines])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return "-" if value is None else str(value)

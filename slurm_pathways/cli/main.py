@@ -12,6 +12,7 @@ import click
 
 from slurm_pathways.cli.interactive import down, notebook, run_program, shell, up
 from slurm_pathways.cli.options import CONTEXT, place_options, setting_options, verbosity_options
+from slurm_pathways.cli.report import report
 from slurm_pathways.cli.sandbox import sandbox
 from slurm_pathways.cli.submit import submit
 from slurm_pathways.config import ConfigurationError, gather
@@ -29,6 +30,7 @@ main.add_command(sandbox)
 for command in (up, down, shell, notebook):
     main.add_command(command)
 main.add_command(submit)
+main.add_command(report)
 
 
 # What follows the program's name is the program's, with or without "--" before it.

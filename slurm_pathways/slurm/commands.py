@@ -215,6 +215,10 @@ class Slurm:
         """The switches; none where the cluster has no topology."""
         return queue.parse_topology(self.run(["scontrol", "show", "topology"]))
 
-    def records(self, job_id: int) -> tuple[Record, ...]:
-        """What accounting has of the job and its steps. It lags by seconds, so the last states may be missing."""
+    def records(self, job_id: int | str) -> tuple[Record, ...]:
+        """What accounting has of a job and its steps. It lags by seconds, so the last states may be missing.
+
+        Args:
+            job_id: of a job array: ``9_3`` is one task, and ``9`` are all.
+        """
         return accounting.parse(self.run(["sacct", f"--jobs={job_id}", *accounting.ARGUMENTS]))
