@@ -38,10 +38,10 @@ def last_line(script: str) -> str:
 def test_every_template_can_be_submitted(name: str) -> None:
     """And a script without any wishes is the template, but for the path of the command and the program."""
     template = read_template(name)
-    program = ("python", "train.py") if template.takes_program else ()
+    program = ("python", "any.py") if template.takes_program else ()
     script, options = script_of(name, program=program)
     assert options == ()
-    undone = script.replace("'/opt/my env/slurm-pathways'", "slurm-pathways").replace("-- python train.py", '-- "$@"')
+    undone = script.replace("'/opt/my env/slurm-pathways'", "slurm-pathways").replace("-- python any.py", '-- "$@"')
     assert tuple(undone.splitlines()) == template.lines
     assert len(template.lines) <= 25
     assert all(len(line) <= 120 for line in template.lines)
