@@ -140,6 +140,16 @@ def backend_target() -> str | None:
     return jax.config.read("jax_backend_target") or None
 
 
+def keep_target_as_it_is_written(target: str | None) -> None:
+    """JAX makes what it reads from ``JAX_BACKEND_TARGET`` lower case, which names another socket.
+
+    Args:
+        target: the variable. One that the program has chosen instead of it stays.
+    """
+    if target is not None and backend_target() == target.lower():
+        jax.config.update("jax_backend_target", target)
+
+
 def use_no_client_compile_cache() -> None:
     """Workers compile and cache programs; JAX's own cache would ask the client to serialize executables."""
     jax.config.update("jax_enable_compilation_cache", False)

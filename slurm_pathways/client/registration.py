@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from slurm_pathways.client import jax_adapter
-from slurm_pathways.client.connection import allow_plaintext, explain_failure, read_settings
+from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
 
 _logger = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ def register(backend_name: str) -> None:
     """Register the backend and take the array moves over. Again does nothing new."""
     # Here and not in the factory: pathwaysutils may put its own factory in the place of ours.
     allow_plaintext(os.environ)
+    jax_adapter.keep_target_as_it_is_written(os.environ.get(TARGET_VARIABLE))
     if os.environ.get(_CPP_LOG_LEVEL_VARIABLE) == "1":
         jax_adapter.hide_cpp_warnings()
     jax_adapter.use_no_client_compile_cache()

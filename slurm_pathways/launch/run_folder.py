@@ -177,7 +177,7 @@ class RunFolder:
             make_private(path)
             if any(path.iterdir()):
                 raise ConfigurationError(f"the run folder {path} is not empty: give a new one, or empty it")
-            _check_length(path)
+            _check_path(path)
             return cls(path, is_ours=is_ours, log_dir=log_dir)
         root = runs_root(environ)
         make_private(root)
@@ -185,7 +185,7 @@ class RunFolder:
         # What is made here is unique by the system's word, not by chance alone.
         while True:
             path = root / f"run-{secrets.token_hex(4)}"
-            _check_length(path)
+            _check_path(path)
             try:
                 path.mkdir(mode=0o700)
             except FileExistsError:
@@ -249,7 +249,12 @@ def place_log(logs: Path, log_dir: Path, component: str, node: str) -> None:
             (logs / f"{name}.log").symlink_to(log_dir / f"{name}.{node}.log")
 
 
-def _check_length(path: Path) -> None:
+def _check_path(path: Path) -> None:
+    if unusable := sorted(set("#?%") & set(str(path))):
+        raise ConfigurationError(
+            f"the run folder {path} has {' and '.join(unusable)} in its path, which means something else in the address "
+            f"that JAX connects to: set {RUNS_VARIABLE} to another folder"
+        )
     num_bytes = len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME_BYTES
     if num_bytes > MAX_UNIX_PATH_BYTES:
         raise ConfigurationError(

@@ -53,7 +53,7 @@ def test_no_target() -> None:
 
 @pytest.mark.parametrize("pathwaysutils", ["", "import pathwaysutils; pathwaysutils.initialize()\n"])
 def test_nobody_answers(tmp_path: Path, pathwaysutils: str) -> None:
-    socket_path = tmp_path / "proxy.sock"
+    socket_path = tmp_path / "Proxy.sock"
     result = run(
         f"import jax, time\n{pathwaysutils}start = time.monotonic()\n"
         "try:\n    jax.devices()\nfinally:\n    print(time.monotonic() - start)",

@@ -113,6 +113,8 @@ def test_a_folder_in_use_or_too_deep_is_refused(fake_modules: Modules, tmp_path:
         LocalRuntime(RuntimeSpec(run_dir=tmp_path / "full"), modules=fake_modules).start()
     with pytest.raises(ConfigurationError, match="107 is the most that Unix sockets allow"):
         LocalRuntime(RuntimeSpec(run_dir=tmp_path / ("x" * 90)), modules=fake_modules).start()
+    with pytest.raises(ConfigurationError, match="has # and % in its path"):
+        LocalRuntime(RuntimeSpec(run_dir=tmp_path / "1%#"), modules=fake_modules).start()
 
 
 def test_the_root_must_be_private(fake_modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
