@@ -13,13 +13,21 @@ import psutil
 
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
+from slurm_pathways.launch.placement import find_allocation
 from slurm_pathways.launch.preflight import (
     open_files_limit,
     open_files_needed,
     shares_memory,
 )
 from slurm_pathways.launch.run_folder import make_private, runs_root
-from slurm_pathways.supported import OLDEST_JAX, TESTED_JAXES, TESTED_PYTHONS, numbers
+from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.slurm import hostlist
+from slurm_pathways.slurm.accounting import AccountingError
+from slurm_pathways.slurm.commands import CommandError, CommandMissing, Slurm
+from slurm_pathways.slurm.environment import Allocation, is_in_job
+from slurm_pathways.slurm.queries import Queries, choose, release
+from slurm_pathways.slurm.queue import QueueError
+from slurm_pathways.supported import OLDEST_JAX, TESTED_JAXES, TESTED_PYTHONS, TESTED_SLURMS, numbers
 
 SCHEMA_VERSION = 1
 
@@ -27,6 +35,18 @@ SCHEMA_VERSION = 1
 _COMFORTABLE_MEMORY_BYTES = 4 << 30
 #: What a run of eight hosts needs.
 _COMFORTABLE_SPEC = RuntimeSpec(num_slices=8)
+
+#: For the first answer of Slurm's. Its commands try for a minute where they find no configuration.
+_FIRST_TIMEOUT_S = 5.0
+#: For each further answer; a step on all nodes is one.
+_SLURM_TIMEOUT_S = 30.0
+#: What a node says of itself, with the Python and the folder of a run as arguments. The plugin's option is in srun's
+#: help wherever plugstack.conf names it.
+_ON_NODE = """
+is() { "$@" >/dev/null 2>&1 && printf yes || printf no; }
+plugin() { srun --help | grep -q -e '--pathways'; }
+echo "$SLURMD_NODENAME $(is test -x "$1") $(is test -d "$2") $(is plugin)"
+"""
 
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _OPTIONAL_PACKAGES = {
@@ -64,6 +84,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         check_open_files(open_files_limit()),
         _check_runs_root(environ),
         *check_environment(environ),
+        *check_slurm(environ),
         *(_check_optional(name, purpose) for name, purpose in _OPTIONAL_PACKAGES.items()),
     ]
 
@@ -161,6 +182,105 @@ def check_environment(environ: Mapping[str, str]) -> list[Finding]:
         )
     else:
         findings.append(Finding("network proxies", Level.OK, "none set"))
+    return findings
+
+
+def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
+    """Slurm as it is seen from here, and the allocation that ``environ`` describes, with a step on its nodes."""
+    slurm = Slurm(step_environment(environ), _SLURM_TIMEOUT_S)
+    try:
+        version = Slurm(slurm.environ, _FIRST_TIMEOUT_S).version()
+    except CommandMissing as failure:
+        if is_in_job(environ):
+            return [Finding("Slurm", Level.ERROR, str(failure), "start slurm-pathways where srun is")]
+        return [Finding("Slurm", Level.OK, "not here; run --local needs none")]
+    except CommandError as failure:
+        level = Level.ERROR if is_in_job(environ) else Level.WARNING
+        return [Finding("Slurm", level, str(failure), "ask the site; run --local needs no Slurm")]
+    tested = {release(name) for name in TESTED_SLURMS}
+    finding = Finding("Slurm", Level.OK, f"{version}, tested")
+    if release(version) not in tested:
+        found = f"{version}, not tested (tested: {', '.join(TESTED_SLURMS)})"
+        finding = Finding("Slurm", Level.WARNING, found, "nothing, if it works for you")
+    chosen = choose(slurm)
+    return [
+        finding,
+        Finding("Slurm is asked by", Level.OK, f"{chosen.name}: {chosen.reason}"),
+        *_check_allocation(environ, slurm, chosen.queries),
+    ]
+
+
+def _check_allocation(environ: Mapping[str, str], slurm: Slurm, queries: Queries) -> list[Finding]:
+    if not is_in_job(environ):
+        found = "none: this is not inside a job"
+        return [Finding("allocation", Level.OK, f"{found}; start one with salloc or sbatch, or use run --local")]
+    try:
+        allocation = find_allocation(environ)
+    except ConfigurationError as failure:
+        return [Finding("allocation", Level.ERROR, str(failure), "see there")]
+    what = f"job {allocation.job_id} on {len(allocation.nodes)} nodes, {hostlist.compress(allocation.nodes)}"
+    try:
+        job = queries.job(allocation.job_id)
+        nodes = queries.nodes(job.nodes) if job is not None and job.nodes else ()
+    except (CommandError, QueueError, AccountingError) as failure:
+        return [Finding("allocation", Level.ERROR, f"{what}; {failure}", "ask the site whether slurmctld is well")]
+    if job is None or job.state != "RUNNING":
+        found = f"{what}, which is {'gone' if job is None else job.state}"
+        return [Finding("allocation", Level.ERROR, found, "start in a job that runs: salloc, or sbatch")]
+    if lost := [node for node in allocation.nodes if node not in job.nodes]:
+        finding = Finding(
+            "allocation",
+            Level.ERROR,
+            f"{what}, of which it has lost {hostlist.compress(lost)}",
+            f"export SLURM_JOB_NODELIST={hostlist.compress(job.nodes)} SLURM_JOB_NUM_NODES={len(job.nodes)}; unset "
+            "SLURM_JOB_CPUS_PER_NODE",
+        )
+        return [finding]
+    silent = [node.name for node in nodes if not node.is_responding]
+    if silent:
+        found = f"slurmctld has no answer from {hostlist.compress(silent)}"
+        return [Finding("allocation", Level.OK, what), Finding("nodes", Level.ERROR, found, "wait, or start a new job")]
+    return [Finding("allocation", Level.OK, what), *_check_nodes(allocation, slurm)]
+
+
+def _check_nodes(allocation: Allocation, slurm: Slurm) -> list[Finding]:
+    """What every node says of itself, in a step."""
+    options = StepOptions("pathways-doctor", ",".join(allocation.nodes), num_nodes=len(allocation.nodes))
+    on_node = ["/bin/sh", "-c", _ON_NODE, "sh", sys.executable, os.getcwd()]  # noqa: PTH109 (bytes-exact)
+    try:
+        lines = slurm.run(srun_argv(allocation, options, on_node)).splitlines()
+    except CommandError as failure:
+        return [Finding("nodes", Level.ERROR, str(failure), "srun --overlap hostname says more")]
+    return check_nodes_said(allocation.nodes, lines, sys.executable, os.getcwd())  # noqa: PTH109
+
+
+def check_nodes_said(nodes: Sequence[str], lines: Sequence[str], python: str, folder: str) -> list[Finding]:
+    """What nodes say of themselves: lines of their names, and ``yes`` or ``no`` for Python, folder and plugin."""
+    said = {words[0]: words[1:] for words in map(str.split, lines) if len(words) == 4}
+    findings = []
+    without = {
+        "no answer from": [node for node in nodes if node not in said],
+        f"no {python} on": [node for node in nodes if node in said and said[node][0] == "no"],
+        f"no folder {folder} on": [node for node in nodes if node in said and said[node][1] == "no"],
+    }
+    remedies = (
+        "start a new job without them",
+        "install slurm-pathways at one path for all",
+        "start from a shared folder",
+    )
+    for (what, which), remedy in zip(without.items(), remedies, strict=True):
+        if which:
+            findings.append(Finding("nodes", Level.ERROR, f"{what} {hostlist.compress(which)}", remedy))
+    if not findings:
+        found = f"all {len(nodes)} start steps, and see {python} and {folder}"
+        findings.append(Finding("nodes", Level.OK, found))
+    having = [node for node in nodes if node in said and said[node][2] == "yes"]
+    if having and len(having) < len(said):
+        found = f"only on {hostlist.compress(having)}"
+        findings.append(Finding("SPANK plugin", Level.WARNING, found, "srun --pathways needs it on all nodes"))
+    else:
+        found = "on all nodes: srun --pathways works" if having else "on no node; only srun --pathways needs it"
+        findings.append(Finding("SPANK plugin", Level.OK, found))
     return findings
 
 

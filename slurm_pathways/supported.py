@@ -24,6 +24,9 @@ TESTED = (
     Combination("3.13", "0.12.0.1"),
 )
 
+#: Releases of Slurm that a run was tried on.
+TESTED_SLURMS = ("22.05",)
+
 #: Each once, oldest first.
 TESTED_PYTHONS = tuple(dict.fromkeys(row.python for row in TESTED))
 TESTED_JAXES = tuple(dict.fromkeys(row.jax for row in TESTED))

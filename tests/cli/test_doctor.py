@@ -66,7 +66,7 @@ def test_environment() -> None:
 
 
 def test_this_machine(runs_root: Path) -> None:
-    findings = examine({"SLURM_PATHWAYS_RUNS": str(runs_root)})
+    findings = examine({"SLURM_PATHWAYS_RUNS": str(runs_root), "PATH": str(runs_root)})
     assert not [finding for finding in findings if finding.level is Level.ERROR]
     report = json.loads(as_json(findings))
     assert (report["schema_version"], report["is_ok"]) == (1, True)
@@ -77,6 +77,6 @@ def test_this_machine(runs_root: Path) -> None:
 
 def test_a_folder_of_runs_that_is_open_to_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    [finding] = [f for f in examine({"SLURM_PATHWAYS_RUNS": str(tmp_path)}) if f.level is Level.ERROR]
+    [finding] = [f for f in examine({"SLURM_PATHWAYS_RUNS": str(tmp_path), "PATH": ""}) if f.level is Level.ERROR]
     assert finding.subject == "folder of runs"
     assert "open to other users" in finding.found
