@@ -8,6 +8,7 @@ from slurm_pathways.config import SLICINGS, ConfigurationError, RuntimeSpec
 from slurm_pathways.slurm import hostlist
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation, EnvironmentProblem, read_allocation
+from slurm_pathways.slurm.queries import choose
 from slurm_pathways.slurm.queue import QueueError
 from slurm_pathways.slurm.slicing import (
     SliceCounts,
@@ -72,9 +73,9 @@ def _divide(slice_by: str, nodes: Sequence[str], counts: SliceCounts, slurm: Slu
                 )
             return by_topology(nodes, switches, counts)
         case "feature":
-            return by_labels(nodes, feature_labels(slurm.nodes(nodes)), counts)
+            return by_labels(nodes, feature_labels(choose(slurm).queries.nodes(nodes)), counts)
         case "gres":
-            return by_labels(nodes, gres_labels(slurm.nodes(nodes)), counts)
+            return by_labels(nodes, gres_labels(choose(slurm).queries.nodes(nodes)), counts)
         case _:
             return by_counts(nodes, counts)
 
