@@ -1,12 +1,11 @@
 """A report (``report.gather``) as text for people. Pure: plain values in."""
 
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from slurm_pathways.slurm import hostlist
-from slurm_pathways.slurm.job_comment import device_time
+from slurm_pathways.slurm.job_comment import command_words, device_time
 from slurm_pathways.tables import table
 
 Values = Mapping[str, Any]
@@ -32,8 +31,15 @@ def _job(job: Values) -> list[str]:
         parts.append(f"job {job['job']}")
     for run in job["runs"]:
         parts += _run(run)
+    # sacct takes 128 off exit codes from there on, so that 137 looks like 9.
+    ends = {
+        (run["id"], component["name"]): _exit(component["exit_code"], component["signal"])
+        for run in job["runs"]
+        for component in run["components"]
+        if component["ended_at_unix_s"] is not None
+    }
     if job["steps"]:
-        parts.append(table("steps", [_step_row(step) for step in job["steps"]], _STEP_COLUMNS))
+        parts.append(table("steps", [_step_row(step, ends) for step in job["steps"]], _STEP_COLUMNS))
     if len(job["runs"]) > 1:
         totals = job["totals"]
         parts.append(
@@ -82,9 +88,9 @@ def _run(run: Values) -> list[str]:
 
 
 def _run_headline(run: Values) -> str:
-    what = _command(run["argv"]) if run["argv"] else "warm runtime"
+    what = command_words(run["argv"], _MAX_COMMAND) if run["argv"] else "warm runtime"
     if run["state"] == "running":
-        how = "running"
+        how = f"running, as of {_clock(run['written_at_unix_s'])}"
     elif run["state"] == "lost":
         how = f"its launcher is gone, and was last heard of at {_clock(run['written_at_unix_s'])}"
     else:
@@ -95,11 +101,6 @@ def _run_headline(run: Values) -> str:
     if run["problem"]:
         words += "".join(f"\n  | {line}" for line in run["problem"].splitlines()[:_PROBLEM_LINES_SHOWN])
     return words
-
-
-def _command(argv: Sequence[str]) -> str:
-    words = shlex.join(argv)
-    return words if len(words) <= _MAX_COMMAND else words[: _MAX_COMMAND - 3] + "..."
 
 
 def _exit(code: int | None, signal: int | None) -> str:
@@ -181,7 +182,7 @@ def _tables(run: Values) -> list[str]:
         shown = programs[:_PROGRAMS_SHOWN]
         more = f" ({len(programs) - len(shown)} more with --json)" if len(programs) > len(shown) else ""
         rows = [
-            {**program, "busy": f"{program['busy_s']:.2f}", "waiting": f"{program['waiting_s']:.2f}"}
+            {**program, "busy": f"{program['busy_s']:.3f}", "waiting": f"{program['waiting_s']:.3f}"}
             for program in shown
         ]
         title = f"programs, in device-seconds, the busiest first{more}"
@@ -227,14 +228,16 @@ def _component_row(component: Values) -> dict[str, Any]:
 _STEP_COLUMNS = ("step", "name", "node", "state", "ended", "elapsed s", "CPU s", "max RSS", "run")
 
 
-def _step_row(step: Values) -> dict[str, Any]:
+def _step_row(step: Values, ends: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    """``ends``: how components ended, by run and name."""
     status = step["exit_status"]
+    accounted = None if status is None else _exit(status["code"], status["signal"])
     return {
         "step": step["step"],
         "name": step["name"],
         "node": hostlist.compress(step["nodes"]) if step["nodes"] else None,
         "state": step["state"],
-        "ended": None if status is None else _exit(status["code"], status["signal"]),
+        "ended": ends.get((step["run"], step["component"]), accounted),
         "elapsed s": step["elapsed_s"],
         "CPU s": step["cpu_s"],
         "max RSS": None if step["max_rss_bytes"] is None else _bytes(step["max_rss_bytes"]),

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.agent import AGENT_EVENT
@@ -175,6 +177,13 @@ class History:
             # srun ends with 0 when Slurm has given up the node; and an executor's end is not its supervisor's.
             if component.cause is None or component.exit_code == 0:
                 component.cause = cause
+        failures = []
+        for failure in self._failures:
+            own = self._component(f"worker-{failure.worker}").cause
+            is_more = own is not None and own != failure.cause
+            failures.append(
+                msgspec.structs.replace(failure, cause=f"{failure.cause}; its supervisor {own}") if is_more else failure
+            )
         return Record(
             schema_version=SCHEMA_VERSION,
             id=self._id,
@@ -195,7 +204,7 @@ class History:
             problem=self._problem,
             hosts=tuple(self._hosts[worker] for worker in sorted(self._hosts)),
             components=tuple(self._components.values()),
-            failures=tuple(self._failures),
+            failures=tuple(failures),
             usage=self.usage(),
         )
 

@@ -4,6 +4,7 @@ What must be done on time the launcher does itself: it asks the controller when 
 runtime ends too. Everything else (files, Slurm's commands) is done on a thread of its own.
 """
 
+import itertools
 import logging
 import os
 import secrets
@@ -14,19 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurm_pathways.config import RECORDS_VARIABLE, RuntimeSpec
 from slurm_pathways.launch import records
-from slurm_pathways.launch.components import RuntimeEvent
+from slurm_pathways.launch.components import ComponentEnded, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.history import History
 from slurm_pathways.launch.records import RUN, RUNTIME, Record, SlurmPlace
 from slurm_pathways.launch.steps import step_environment
 from slurm_pathways.slurm import job_comment
-from slurm_pathways.slurm.commands import CommandError, CommandMissing, Slurm
+from slurm_pathways.slurm.commands import CommandError, CommandFailed, CommandMissing, Slurm
 from slurm_pathways.slurm.environment import EnvironmentProblem, is_in_job, read_allocation
 
 logger = logging.getLogger(__name__)
 
-#: Between two writes while the run goes on: what a launcher that is killed may leave unsaid.
+#: Between two writes while the run goes on: what a launcher that is killed may leave unsaid. The first come sooner.
 WRITE_INTERVAL_S = 30.0
+_FIRST_WRITES_AFTER_S = (5.0, 10.0)
 COMMENT_INTERVAL_S = 600.0
 #: A run that is over by then has one comment, that of its end, and starts without a process beside it.
 FIRST_COMMENT_AFTER_S = 2.0
@@ -108,6 +110,9 @@ class RunRecorder:
         try:
             with self._changed:
                 self._history.note(event, time.time())
+                if isinstance(event, ComponentEnded) and not event.was_asked:
+                    self._is_write_due = True
+                    self._changed.notify_all()
         except (KeyError, TypeError, ValueError):
             # Who tells us has other things to do with this event.
             logger.exception("%s cannot be recorded", event)
@@ -218,7 +223,8 @@ class RunRecorder:
     # The thread
 
     def _work(self) -> None:
-        write_due_s = time.monotonic() + WRITE_INTERVAL_S
+        intervals_s = itertools.chain(_FIRST_WRITES_AFTER_S, itertools.repeat(WRITE_INTERVAL_S))
+        write_due_s = time.monotonic() + next(intervals_s)
         while True:
             with self._changed:
                 due_s = min(write_due_s, self._comment_due_s or write_due_s)
@@ -232,7 +238,7 @@ class RunRecorder:
             if not is_closing and time.monotonic() >= write_due_s:
                 self._fetch()
                 is_write_due = True
-                write_due_s = time.monotonic() + WRITE_INTERVAL_S
+                write_due_s = time.monotonic() + next(intervals_s)
             if is_write_due:
                 self._write()
             if is_comment_due and final is None:
@@ -269,7 +275,9 @@ class RunRecorder:
             logger.info("the job's comment is not set: %s", failure)
             self._slurm = None
         except CommandError as failure:
-            logger.warning("the job's comment is not set: %s", failure)
+            # A job that was cancelled is over before its run is.
+            is_over = isinstance(failure, CommandFailed) and "already finished" in failure.stderr
+            logger.log(logging.INFO if is_over else logging.WARNING, "the job's comment is not set: %s", failure)
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:

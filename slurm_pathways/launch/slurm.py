@@ -150,6 +150,7 @@ class SlurmRuntime(LocalRuntime):
         self._places: list[Place] = []
         self._cancelling: list[threading.Thread] = []
         self._num_asked = 0
+        self._has_controller_ended = False
         #: Of agents that were asked for the controller's status; guarded by ``_changed``.
         self._answers: dict[int, Mapping[str, Any]] = {}
         self._has_closed = threading.Event()
@@ -290,6 +291,8 @@ class SlurmRuntime(LocalRuntime):
                 self._start_connected(tcp_address(fields))
             case _:
                 pass
+        if isinstance(event, ComponentEnded) and event.component == CONTROLLER:
+            self._has_controller_ended = True
         super()._note(event)
 
     def status(self, timeout_s: float) -> Report:
@@ -302,10 +305,12 @@ class SlurmRuntime(LocalRuntime):
             raise NoAnswer("has ended")
         with self._changed:
             # The agent's answer needs a moment more than the controller's.
-            self._changed.wait_for(lambda: number in self._answers, timeout_s + _AGENT_GRACE_S)
+            self._changed.wait_for(
+                lambda: number in self._answers or self._has_controller_ended, timeout_s + _AGENT_GRACE_S
+            )
             answer = self._answers.pop(number, None)
         if answer is None:
-            raise NoAnswer(f"did not answer within {timeout_s:g} s")
+            raise NoAnswer("has ended" if self._has_controller_ended else f"did not answer within {timeout_s:g} s")
         if "problem" in answer:
             raise NoAnswer(answer["problem"])
         report: Report = answer["report"]

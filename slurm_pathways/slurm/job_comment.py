@@ -20,7 +20,7 @@ def merge(current: str, summary: str) -> str:
 def while_running(num_devices: int, num_slices: int, argv: Sequence[str], busy: str | None = None) -> str:
     """How a run goes. ``busy``: see ``busy_words``; None where nothing is known yet."""
     devices = f"{_count(num_devices, 'device')} in {_count(num_slices, 'slice')}"
-    running = f"running {_command(argv)}" if argv else "ready for programs"
+    running = f"running {command_words(argv, _MAX_SHOWN)}" if argv else "ready for programs"
     return f"pathways: {devices}, {running}" if busy is None else f"pathways: {devices}, {busy}, {running}"
 
 
@@ -50,7 +50,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _command(argv: Sequence[str]) -> str:
-    # A line break would end the row in what squeue and sacct print.
+def command_words(argv: Sequence[str], max_length: int) -> str:
+    """A command line as one line of text: a line break would end the row in what squeue and sacct print."""
     words = re.sub(r"[\x00-\x1f\x7f]+", " ", shlex.join(argv))
-    return words if len(words) <= _MAX_SHOWN else words[: _MAX_SHOWN - 3] + "..."
+    return words if len(words) <= max_length else words[: max_length - 3] + "..."
