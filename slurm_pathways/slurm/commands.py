@@ -161,7 +161,8 @@ class Slurm:
         try:
             self.run(["scancel", "--quiet", f"--signal={signal_name}", f"{job_id}.{step_id}"])
         except CommandFailed as failure:
-            if not any(words in failure.stderr for words in _ENDED_STEP):
+            # Of a job that is being cancelled, scancel --quiet says nothing.
+            if failure.stderr.strip() and not any(words in failure.stderr for words in _ENDED_STEP):
                 raise
 
     def comment(self, job_id: int) -> str:

@@ -117,6 +117,15 @@ def test_job(slurm: Slurm, fake: Fake) -> None:
         slurm.job(97)
 
 
+def test_a_step_that_has_ended_is_no_error(slurm: Slurm, fake: Fake) -> None:
+    for said in ("", "scancel: error: Kill job error on job step id 9.2: Invalid job id specified"):
+        fake("scancel --quiet --signal=TERM 9.2", f"echo -n '{said}' >&2; exit 1")
+        slurm.signal_step(9, 2, "TERM")
+    fake("scancel --quiet --signal=TERM 9.2", "echo 'Access/permission denied' >&2; exit 1")
+    with pytest.raises(CommandFailed, match="permission denied"):
+        slurm.signal_step(9, 2, "TERM")
+
+
 def test_outcomes(slurm: Slurm, fake: Fake) -> None:
     fake("scontrol show job 9", f"cat {SAMPLES}/scontrol_job_22.05.txt")
     outcomes = slurm.outcomes(9)
