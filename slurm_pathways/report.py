@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slurm_pathways.launch import records
-from slurm_pathways.launch.records import Record
+from slurm_pathways.launch.records import RUN, Record
 from slurm_pathways.slurm import accounting
 from slurm_pathways.slurm.commands import CommandError, CommandFailed, Slurm
 
@@ -143,7 +143,11 @@ def job_report(
         _run(run, {name: steps[step] for (name, step) in owners[run.id]}, now_s, has_ended, is_alive(run))
         for run in runs
     ]
-    components = {step: (run.id, name) for run in runs for name, step in owners[run.id]}
+    # A step whose tasks are the runtime is of no one component.
+    components: dict[str, tuple[str | None, str | None]] = {
+        str(run.slurm.step_id): (run.id, None) for run in runs if run.slurm is not None
+    }
+    components |= {step: (run.id, name) for run in runs for name, step in owners[run.id]}
     return {
         "job": job,
         **(_job(of_job) if of_job else {}),
@@ -171,7 +175,8 @@ def _owners(runs: Sequence[Record], steps: Mapping[str, accounting.Record]) -> d
             for client in after
             if run.started_at_unix_s - _CLOCKS_APART_S <= (steps[str(client)].started_at_unix_s or 0.0)
         ]
-        if within and run.slurm is not None and run.slurm.step_id is None:
+        has_client = run.kind == RUN and run.slurm is not None and run.slurm.step_id is None
+        if within and has_client:
             mine.append(("client", str(within[0])))
             clients.remove(within[0])
     return owners

@@ -15,6 +15,8 @@ _PROGRAMS_SHOWN = 10
 #: Lines of why a run did not start; its log's end is among them.
 _PROBLEM_LINES_SHOWN = 6
 _MAX_COMMAND = 100
+#: What would be shown as 0.0.
+_LEAST_SHOWN_S = 0.05
 
 
 def as_text(report: Values) -> str:
@@ -130,7 +132,7 @@ def _device_seconds(found: Values) -> list[str]:
         return f"{device_time(found[name])} ({100 * found[name] / allocated:.0f} %)"
 
     line = f"  {device_time(allocated)}: start-up {part('startup')}, busy {part('busy')}, idle {part('idle')}"
-    waiting = f" of which waiting {device_time(found['waiting'])}" if found["waiting"] else ""
+    waiting = f" of which waiting {device_time(found['waiting'])}" if found["waiting"] >= _LEAST_SHOWN_S else ""
     return [f"{line}{waiting}, other {part('other')}"]
 
 
