@@ -3,10 +3,6 @@
 import os
 from typing import Any
 
-from pathways_runtime.transport.addresses import ConnectFailed, connect_unix
-from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
-from pathways_runtime.wire.messages import PROTOCOL_VERSION, AnyMessage, Hello, Refused, StatusReply, StatusRequest
-
 _CONNECT_TIMEOUT_S = 2.0
 
 Report = dict[str, Any]
@@ -22,6 +18,11 @@ def ask(address: str, timeout_s: float) -> Report:
     Raises:
         NoAnswer: see the class.
     """
+    # Here: whoever can ask imports this module (launchers, every agent), few ever ask, and these import asyncio.
+    from pathways_runtime.transport.addresses import ConnectFailed, connect_unix
+    from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
+    from pathways_runtime.wire.messages import PROTOCOL_VERSION, AnyMessage, Hello, Refused, StatusReply, StatusRequest
+
     try:
         with connect_unix(address, min(timeout_s, _CONNECT_TIMEOUT_S)) as sock:
             sock.settimeout(timeout_s)

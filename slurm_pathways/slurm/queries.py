@@ -5,7 +5,6 @@ milliseconds and without a process; it is used where it is installed and made fo
 """
 
 import importlib
-import importlib.metadata
 import os
 import re
 import sys
@@ -98,6 +97,9 @@ def release(version: str) -> tuple[int, int] | None:
 
 
 def _installed_version() -> str | None:
+    # Here: the import takes longer than all else in this module, and most runs ask nothing.
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("pyslurm")
     except importlib.metadata.PackageNotFoundError:
