@@ -30,7 +30,6 @@ from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.run_folder import (
     LOCK_NAME,
-    RECORD_NAME,
     RunFolder,
     make_log_dir,
     make_private,
@@ -203,7 +202,7 @@ class Agent:
         make_private(path.parent)
         remove_abandoned(path.parent)
         folder = RunFolder.create(os.environ, path)
-        (path / RECORD_NAME).write_bytes(b"{}")
+        folder.mark_in_use()
         for name, text in welcome.files.items():
             fd = os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(fd, "w", encoding="utf-8") as file:

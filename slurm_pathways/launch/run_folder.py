@@ -212,6 +212,10 @@ class RunFolder:
         """The address of a socket in this folder."""
         return f"unix:{self.path / name}.sock"
 
+    def mark_in_use(self) -> None:
+        """Say that this is more than kept logs, where no record does: whoever finds the lock free may remove it."""
+        (self.path / RECORD_NAME).write_bytes(b"{}")
+
     def write(self, record: RunRecord) -> None:
         """Say what runs here; readers see the old record or the new one."""
         fresh = self.path / (RECORD_NAME + ".new")
@@ -252,8 +256,8 @@ def place_log(logs: Path, log_dir: Path, component: str, node: str) -> None:
 def _check_path(path: Path) -> None:
     if unusable := sorted(set("#?%") & set(str(path))):
         raise ConfigurationError(
-            f"the run folder {path} has {' and '.join(unusable)} in its path, which means something else in the address "
-            f"that JAX connects to: set {RUNS_VARIABLE} to another folder"
+            f"the run folder {path} has {' and '.join(unusable)} in its path, which JAX would not read as "
+            f"parts of one: set {RUNS_VARIABLE} to another folder"
         )
     num_bytes = len(os.fsencode(path)) + 1 + _LONGEST_SOCKET_NAME_BYTES
     if num_bytes > MAX_UNIX_PATH_BYTES:

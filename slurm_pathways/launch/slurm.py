@@ -39,13 +39,12 @@ from slurm_pathways.launch.placement import Placement, find_allocation, plan, tc
 from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
-from slurm_pathways.launch.steps import KILL_STEPS, StepOptions, srun_argv, step_environment
+from slurm_pathways.launch.steps import KILL_STEPS, STEP_PREFIX, StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation
 
 logger = logging.getLogger(__name__)
 
-STEP_PREFIX = "pathways-"
 #: Of every process that speaks with other nodes, as agents complete it.
 _NETWORK = ("--credentials", agent.FOLDER, "--advertise", agent.HOST)
 _AGENT_GRACE_S = 0.5

@@ -1,30 +1,19 @@
 """``slurm-pathways srun-task``: one task of a step that the SPANK plugin has turned into a runtime.
 
 The first task starts the controller, the proxy, its node's worker and the program. Every other task is its node's
-worker. What a worker needs to know (its number, the controller's address) the first task brings it by a step of its own
-over all other nodes, the *post*: its tasks read it from their standard input, put it into a private folder of the node,
-and remove it when the first task is gone. When the first task ends before it could invite the others, the post tells
-them that: nobody waits for a word that will not come.
+worker. What a worker needs to know (its number, the controller's address) the first task brings it by ``launch.post``.
 """
 
-import contextlib
-import os
 import queue
-import select
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.credentials import Credentials
-from pathways_runtime.transport.lifeline import Child
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
@@ -38,6 +27,7 @@ from slurm_pathways.launch.components import (
 from slurm_pathways.launch.local import (
     CLOSE_GRACE_S,
     CONTROLLER,
+    FAILED_EVENT,
     LISTENING_EVENT,
     REAL_MODULES,
     LocalRuntime,
@@ -46,34 +36,12 @@ from slurm_pathways.launch.local import (
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
+from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, Invitation, LetterBox, Post
 from slurm_pathways.launch.run import RUN_FAILED, run_with
-from slurm_pathways.launch.run_folder import RunFolder, make_private
-from slurm_pathways.launch.slurm import STEP_PREFIX
-from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
+from slurm_pathways.launch.run_folder import RunFolder
+from slurm_pathways.launch.steps import step_environment
 from slurm_pathways.slurm.commands import Slurm
 from slurm_pathways.slurm.environment import Allocation, Step
-from slurm_pathways.slurm.hostlist import compress
-
-POST = "post"
-#: For the post to start; half of it for the other tasks to have started, and to have taken notice of the end.
-DISMISS_TIMEOUT_S = 30.0
-_POLL_INTERVAL_S = 0.02
-
-
-class Invitation(msgspec.Struct, frozen=True):
-    """What the first task tells all others.
-
-    Attributes:
-        workers: the nodes, by worker id. None at all: there will be no run, and every task ends.
-        controller_address: where workers connect.
-        credentials: of the job, as text.
-        place: where the first task is.
-    """
-
-    workers: tuple[str, ...] = ()
-    controller_address: str = ""
-    credentials: str = ""
-    place: Place | None = None
 
 
 def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[str, str], node_dir: Path | None) -> int:
@@ -126,73 +94,6 @@ def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[st
 def _network(folder: RunFolder, place: Place) -> tuple[str, ...]:
     """Of every process that speaks with other nodes."""
     return ("--credentials", str(folder.path), "--advertise", place.address)
-
-
-def letter_box(job_id: int, step_id: int, node: str) -> Path:
-    """Where the post puts the invitation. Nodes may share the file system."""
-    return Path(f"/tmp/slurm-pathways-{os.getuid()}") / f"invitation-{job_id}.{step_id}.{node}"
-
-
-class Post:
-    """The step that brings the other tasks word from the first."""
-
-    def __init__(self, allocation: Allocation, step: Step, environ: Mapping[str, str]) -> None:
-        assert step.nodes is not None
-        self._allocation = allocation
-        self._step_id = step.step_id
-        self._nodes = [node for node in step.nodes if node != step.node]
-        self._environ = component_environment(environ)
-        self._input_fd: int | None = None
-        self._has_invited = not self._nodes
-
-    def start(self, components: Components, log_path: Path) -> Child | None:
-        """Start the step, unless there is nobody else."""
-        if not self._nodes:
-            return None
-        child, self._input_fd = components.start_step(POST, self._argv("deliver"), self._environ, log_path)
-        return child
-
-    def invite(self, invitation: Invitation) -> None:
-        """Send it to all; may be called from another thread than the rest."""
-        if self._input_fd is None:
-            return
-        # Where the post is gone, its end is reported where all ends are.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._input_fd, msgspec.json.encode(invitation) + b"\n")
-            self._has_invited = True
-
-    def close(self) -> None:
-        """End the step."""
-        if self._input_fd is not None:
-            os.close(self._input_fd)
-            self._input_fd = None
-
-    def dismiss_uninvited(self) -> None:
-        """If nobody has been invited, nobody will be: a step of its own tells all to end."""
-        if self._has_invited:
-            return
-        try:
-            subprocess.run(
-                self._argv("dismiss"),
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=DISMISS_TIMEOUT_S,
-            )
-        except subprocess.SubprocessError as failure:
-            said = getattr(failure, "stderr", None) or failure
-            print(
-                f"slurm-pathways: the tasks on {compress(self._nodes)} could not be told to end, and wait until their "
-                f"startup timeout: {said}",
-                file=sys.stderr,
-            )
-
-    def _argv(self, what: str) -> list[str]:
-        options = StepOptions(STEP_PREFIX + POST, ",".join(self._nodes), num_nodes=len(self._nodes))
-        module = [sys.executable, "-m", "slurm_pathways.launch.srun_task"]
-        return srun_argv(self._allocation, options, [*module, what, str(self._allocation.job_id), str(self._step_id)])
 
 
 class FirstTaskRuntime(LocalRuntime):
@@ -263,6 +164,8 @@ class FirstTaskRuntime(LocalRuntime):
                 self._post.invite(
                     Invitation(self._placement.workers, tcp_address(fields), self._credentials.to_text(), self._place)
                 )
+            case ComponentEvent(name=name, fields=fields) if name == TASK_FAILED_EVENT:
+                event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
             case _:
                 pass
         super()._note(event)
@@ -282,7 +185,7 @@ class _WorkerTask:
         self._environ = environ
         self._first_node = step.nodes[0]
         self._node = step.node
-        self._box = letter_box(allocation.job_id, step.step_id, step.node)
+        self._box = LetterBox(allocation.job_id, step.step_id, step.node)
         self._inbox: queue.SimpleQueue[RuntimeEvent | None] = queue.SimpleQueue()
         self._is_asked = threading.Event()
 
@@ -296,16 +199,30 @@ class _WorkerTask:
             signal.signal(number, lambda *_: self._end())
         # Ctrl-C is the program's: it ends the runtime when it ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        invitation = self._wait_for_invitation()
+        invitation = self._box.wait(self._spec.startup_timeout_s, self._is_asked)
         if invitation is None:
+            if not self._is_asked.is_set():
+                print(
+                    f"slurm-pathways: {self._node}: the first task, on {self._first_node}, has not said within "
+                    f"{self._spec.startup_timeout_s:g} s where its controller is",
+                    file=sys.stderr,
+                )
             return RUN_FAILED
         if not invitation.workers:
             return 0
+        try:
+            return self._work(invitation)
+        except ConfigurationError as failure:
+            self._box.decline(f"{self._node}: {failure}")
+            raise
+
+    def _work(self, invitation: Invitation) -> int:
         worker_id = invitation.workers.index(self._node)
         place = own_place(self._environ, self._spec.interface)
         if invitation.place is not None and (reason := explain_unreachable([invitation.place, place])) is not None:
             raise ConfigurationError(reason)
         folder = RunFolder.create(self._environ, log_dir=self._spec.log_dir)
+        folder.mark_in_use()
         Credentials.from_text(invitation.credentials).save(folder.path)
         network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
@@ -332,9 +249,9 @@ class _WorkerTask:
                     returncode = event.returncode
                     if returncode != 0:
                         log = quote_log(folder.log_of(name))
-                        print(
-                            f"slurm-pathways: {name} ({self._node}) {describe_end(returncode)}\n{log}", file=sys.stderr
-                        )
+                        reason = f"{name} ({self._node}) {describe_end(returncode)}\n{log}"
+                        self._box.decline(reason)
+                        print(f"slurm-pathways: {reason}", file=sys.stderr)
                     break
         finally:
             components.close(CLOSE_GRACE_S)
@@ -344,76 +261,3 @@ class _WorkerTask:
     def _end(self) -> None:
         self._is_asked.set()
         self._inbox.put(None)
-
-    def _wait_for_invitation(self) -> Invitation | None:
-        deadline_s = time.monotonic() + self._spec.startup_timeout_s
-        while not self._is_asked.is_set():
-            try:
-                invitation = msgspec.json.decode(self._box.read_bytes(), type=Invitation)
-            except FileNotFoundError:
-                pass
-            else:
-                if not invitation.workers:
-                    # Whoever put it there waits for that.
-                    self._box.unlink(missing_ok=True)
-                return invitation
-            if time.monotonic() >= deadline_s:
-                print(
-                    f"slurm-pathways: {self._node}: the first task, on {self._first_node}, has not said within "
-                    f"{self._spec.startup_timeout_s:g} s where its controller is",
-                    file=sys.stderr,
-                )
-                return None
-            self._is_asked.wait(_POLL_INTERVAL_S)
-        return None
-
-
-def deliver(job_id: int, step_id: int, input_fd: int) -> int:
-    """The post on one node: put what comes into the letter box, and remove it at the end of file."""
-    box = letter_box(job_id, step_id, os.environ["SLURMD_NODENAME"])
-    make_private(box.parent)
-    wake_read, wake_write = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(wake_write, b"x"))
-    poll = select.poll()
-    poll.register(input_fd, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    text = b""
-    try:
-        while wake_read not in dict(poll.poll()) and (chunk := os.read(input_fd, 1 << 16)):
-            text += chunk
-            if text.endswith(b"\n"):
-                _put(box, text)
-    finally:
-        box.unlink(missing_ok=True)
-    return 0
-
-
-def dismiss(job_id: int, step_id: int) -> int:
-    """The post on one node, when there will be no run: returns when the task there has taken notice."""
-    box = letter_box(job_id, step_id, os.environ["SLURMD_NODENAME"])
-    make_private(box.parent)
-    _put(box, msgspec.json.encode(Invitation()))
-    deadline_s = time.monotonic() + DISMISS_TIMEOUT_S / 2
-    try:
-        while box.exists() and time.monotonic() < deadline_s:
-            time.sleep(_POLL_INTERVAL_S)
-    finally:
-        box.unlink(missing_ok=True)
-    return 0
-
-
-def _put(box: Path, text: bytes) -> None:
-    fresh = box.with_name(box.name + ".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(text)
-    fresh.replace(box)
-
-
-def main() -> int:
-    """A task of the post."""
-    what, job_id, step_id = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    return dismiss(job_id, step_id) if what == "dismiss" else deliver(job_id, step_id, sys.stdin.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

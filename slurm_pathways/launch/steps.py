@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from slurm_pathways.slurm.environment import Allocation
 
+#: Of the names of all steps of a runtime.
+STEP_PREFIX = "pathways-"
+
 #: The SPANK plugin's option, as Slurm passes it on. A step of ours with it would start a runtime in the runtime.
 PLUGIN_OPTION = ("SLURM_SPANK__SLURM_SPANK_OPTION_pathways_pathways", "_SLURM_SPANK_OPTION_pathways_pathways")
 

@@ -17,8 +17,8 @@ from slurm_pathways.launch.preflight import check_machine
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.run import run_local
 from slurm_pathways.launch.run_folder import RunRecord, is_live
-from slurm_pathways.launch.slurm import STEP_PREFIX, in_allocation, run_in_allocation
-from slurm_pathways.launch.steps import enter_argv, enter_environment
+from slurm_pathways.launch.slurm import in_allocation, run_in_allocation
+from slurm_pathways.launch.steps import STEP_PREFIX, enter_argv, enter_environment
 from slurm_pathways.launch.warm.attached import run_warm
 from slurm_pathways.launch.warm.background import keep_in_background
 from slurm_pathways.launch.warm.find import find_warm
