@@ -194,7 +194,7 @@ def _settled_calls(timeout_s: float = 30.0) -> dict[str, int]:
 
 @rows(22)
 def slurm_calls() -> Iterator[Row]:
-    """Of each step slurmctld hears three times: srun looks the allocation up and creates it, its node reports its end."""
+    """Of a step slurmctld hears three times: srun looks the allocation up, and creates it; its node reports the end."""
     sizes = (1, 2, 4, 8)
     with _sandbox(max(sizes)) as sandbox:
         counted = {size: _in_allocation(sandbox, size, "calls_of_a_run", num_hosts=size) for size in sizes}
