@@ -256,3 +256,22 @@ def slurm_plugin() -> Iterator[Row]:
         smaller_is_better=True,
         remarks=f"without it srun takes {1e3 * taken['without_s']:.1f} ms, and again {1e3 * taken['again_s']:.1f} ms",
     )
+
+
+@rows(24)
+def slurm_data_plane() -> Iterator[Row]:
+    """From node to node, over the network that joins them."""
+    measured: dict[str, float] = {}
+    with _sandbox(2) as sandbox:
+        for encryption in ("none", "tls"):
+            command = [*_run_command(2, "--data-plane-encryption", encryption), *workload_command("worker_to_worker")]
+            said = _on_login(sandbox, ["salloc", "--quiet", "--exclusive", "--nodes=2", *command])
+            measured[encryption] = json.loads(said.splitlines()[-1])["bytes_per_s"]
+    yield Row(
+        "Slurm: node to node, 256 MiB jax.Array, encrypted",
+        "GB/s",
+        measured["tls"] / 1e9,
+        at_least=0.75,
+        aim=2,
+        compared=(Figure("authenticated, not encrypted", measured["none"] / 1e9),),
+    )
