@@ -33,12 +33,13 @@ def _job(job: Values) -> list[str]:
         parts.append(f"job {job['job']}")
     for run in job["runs"]:
         parts += _run(run)
-    # sacct takes 128 off exit codes from there on, so that 137 looks like 9.
+    # sacct takes 128 off exit codes from there on, so that 137 looks like 9. But srun ends with 0, whatever a worker did,
+    # when Slurm gives up its node.
     ends = {
         (run["id"], component["name"]): _exit(component["exit_code"], component["signal"])
         for run in job["runs"]
         for component in run["components"]
-        if component["ended_at_unix_s"] is not None
+        if component["ended_at_unix_s"] is not None and component["exit_code"] != 0
     }
     if job["steps"]:
         parts.append(table("steps", [_step_row(step, ends) for step in job["steps"]], _STEP_COLUMNS))
