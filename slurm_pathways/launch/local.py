@@ -456,13 +456,14 @@ class LocalRuntime:
 
         Logs stay (``kept_logs``) if ``spec.keep_logs`` asks for them, or if something of the runtime had failed.
         """
-        if self._folder is None:
+        if self._folder is None or self._is_closing:
             return
-        folder, self._folder = self._folder, None
         with self._changed:
             self._is_closing = True
         if self._components is not None:
             self._troubles += [f"{name} had to be killed" for name in self._components.close(CLOSE_GRACE_S)]
+        # Until here events may come in, and whoever handles them looks into it.
+        folder, self._folder = self._folder, None
         keep_logs = self.spec.keep_logs or self.has_failed()
         folder.remove(keep_logs=keep_logs)
         if keep_logs:

@@ -287,7 +287,8 @@ class SlurmRuntime(LocalRuntime):
             case ComponentEnded(component, was_asked=False) if component in self._step_ids:
                 self._end_step(self._step_ids[component])
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
-                self._start_connected(tcp_address(fields))
+                if not self._is_closing:
+                    self._start_connected(tcp_address(fields))
             case _:
                 pass
         if isinstance(event, ComponentEnded) and event.component == CONTROLLER:
