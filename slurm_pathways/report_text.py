@@ -33,8 +33,8 @@ def _job(job: Values) -> list[str]:
         parts.append(f"job {job['job']}")
     for run in job["runs"]:
         parts += _run(run)
-    # sacct takes 128 off exit codes from there on, so that 137 looks like 9. But srun ends with 0, whatever a worker did,
-    # when Slurm gives up its node.
+    # sacct takes 128 off exit codes from there on, so that 137 looks like 9. But when Slurm gives up a node, srun ends
+    # with 0, whatever the worker there did.
     ends = {
         (run["id"], component["name"]): _exit(component["exit_code"], component["signal"])
         for run in job["runs"]

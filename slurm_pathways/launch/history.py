@@ -25,6 +25,8 @@ from slurm_pathways.launch.records import (
 from slurm_pathways.launch.runtime import settings_of
 
 CLIENT = "client"
+#: They run beside the controller.
+PROXY_PREFIX = "proxy-"
 #: From the controller: which virtual host a worker stands behind.
 BOUND_EVENT = "bound"
 _LOST_EVENTS = ("host_lost", "worker_lost")
@@ -114,9 +116,7 @@ class History:
 
     def program_ended(self, exit_code: int, now_s: float) -> None:
         """Of a run; what follows is the runtime's end."""
-        client = self._component(CLIENT)
-        client.node = self._component(CONTROLLER).node
-        self._end(client, exit_code, True, now_s)
+        self._end(self._component(CLIENT), exit_code, True, now_s)
         self._exit_code = exit_code
         self._program_ended_s = now_s
 
@@ -171,6 +171,10 @@ class History:
 
     def record(self, now_s: float) -> Record:
         """All of it so far."""
+        head = self._component(CONTROLLER).node
+        for component in self._components.values():
+            if component.name == CLIENT or component.name.startswith(PROXY_PREFIX):
+                component.node = component.node or head
         causes = {f"worker-{failure.worker}": failure.cause for failure in reversed(self._failures)}
         for name, cause in causes.items():
             component = self._component(name)
