@@ -44,8 +44,11 @@ def server_argv(folder: Path, pid: int) -> list[str]:
         *(sys.executable, "-m", module, "--no-browser"),
         f"--ServerApp.sock={folder / f'jupyter-{pid}.sock'}",
         "--ServerApp.sock_mode=0600",
-        # Written by Jupyter for its own tools: by default into the home folder, where it would stay.
         f"--ServerApp.default_url={page}",
+        # Jupyter refuses to be root's because others could reach it; here they cannot.
+        *(("--allow-root",) if os.getuid() == 0 else ()),
+        # Kernels would listen on TCP ports of a machine that others use too.
+        "--KernelManager.transport=ipc",
     ]
 
 
@@ -78,6 +81,8 @@ def main() -> int:
     shown = token if os.isatty(2) else None
     print(how_to_reach(getpass.getuser(), os.uname().nodename, folder, pid, shown), file=sys.stderr, flush=True)
     os.environ[TOKEN_VARIABLE] = token
+    # Connection files and kernels' sockets. By default they lie, and stay, in the home folder.
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(folder)
     argv = server_argv(folder, pid)
     os.execve(argv[0], argv, os.environ)
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 RECORD_NAME = "run.json"
+#: In the environment of every program of a run; as in ``config``.
+RUN_DIR_VARIABLE = "SLURM_PATHWAYS_RUN_DIR"
 #: The name of a program that is the srun in front of one: it kills the program when it is told to end.
 STEP = "srun"
 
@@ -39,6 +41,18 @@ def start_ticks(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def with_variable(setting: str) -> list[int]:
+    """The processes of ours that were started with ``NAME=value`` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # Gone, or another user's.
+            with contextlib.suppress(OSError):
+                if os.fsencode(setting) in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
 
 
 def remove_run(path: Path, *, keep_logs: bool, keep_folder: bool = False) -> None:
@@ -98,6 +112,14 @@ def clear_up(path: Path) -> None:
         return
     components = [_Remembered(component) for component in record["components"]]
     programs = [_Remembered(one) for one in (record["program"], *record["programs"]) if one]
+    if not programs:
+        # Its launcher may have been killed between the program's start and the word of it.
+        started = {pid: start_ticks(pid) for pid in with_variable(f"{RUN_DIR_VARIABLE}={path}")}
+        programs = [
+            _Remembered({"name": "program", "pid": pid, "start_ticks": ticks})
+            for pid, ticks in started.items()
+            if ticks
+        ]
     for program in programs:
         # The task of a step has seen that its runtime goes, and ends the program.
         if not program.is_step:

@@ -71,6 +71,11 @@ def check_client_environment(environ: Mapping[str, str]) -> None:
         )
 
 
+def backend_target(proxy_address: str) -> str:
+    """What ``JAX_BACKEND_TARGET`` says of a proxy."""
+    return f"grpc://{proxy_address}"
+
+
 def client_environment(environ: Mapping[str, str], proxy_address: str, run_dir: Path) -> dict[str, str]:
     """The whole environment of a client of the proxy that listens at ``proxy_address`` (``unix:/path``).
 
@@ -80,7 +85,7 @@ def client_environment(environ: Mapping[str, str], proxy_address: str, run_dir: 
     platforms = [name.strip() for name in environ.get(JAX_PLATFORMS, "").split(",")]
     if "proxy" not in platforms:
         result[JAX_PLATFORMS] = "proxy"
-    result[JAX_BACKEND_TARGET] = f"grpc://{proxy_address}"
+    result[JAX_BACKEND_TARGET] = backend_target(proxy_address)
     result[_INSECURE_CREDENTIALS] = "true"
     result[RUN_DIR_VARIABLE] = str(run_dir)
     result.setdefault(_CPP_LOG_LEVEL, _CPP_LOG_LEVEL_ERRORS)

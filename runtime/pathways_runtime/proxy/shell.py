@@ -85,10 +85,10 @@ class Proxy:
         """
         try:
             await self._links.start()
-            await self._controller.connect(self._where.controller, self._connect_timeout_s, self._where.network)
-            await self._frontend.start()
-            logger.info("listening at %s", self._where.listen)
-            self._events.write("listening", address=self._where.listen)
+            if await self._connect():
+                await self._frontend.start()
+                logger.info("listening at %s", self._where.listen)
+                self._events.write("listening", address=self._where.listen)
             ending = await self._ending
             self._backend.end_all(Status(Code.UNAVAILABLE, ending.reason))
             (logger.error if ending.is_failure else logger.info)("ends: %s", ending.reason)
@@ -98,6 +98,19 @@ class Proxy:
             await self._frontend.stop(STOP_GRACE_S)
             self._controller.close()
             await self._links.stop()
+
+    async def _connect(self) -> bool:
+        """Connect to the controller; False if ``end`` was called before it was there."""
+        connecting = asyncio.ensure_future(
+            self._controller.connect(self._where.controller, self._connect_timeout_s, self._where.network)
+        )
+        await asyncio.wait((connecting, self._ending), return_when=asyncio.FIRST_COMPLETED)
+        if self._ending.done():
+            connecting.cancel()
+            await asyncio.wait((connecting,))
+            return False
+        await connecting
+        return True
 
     def end(self, ending: Ending) -> None:
         """Make ``run`` return. The first reason counts."""

@@ -6,10 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch.run import KEEPER, RUN_FAILED
 from slurm_pathways.launch.run_folder import LOGS_NAME
 
 _READY = b"ready"
+#: As click ends for other wrong use.
+_WRONG_USE = 2
 
 
 def keep_in_background(keep: Callable[[Callable[[Path], None]], int]) -> int:
@@ -65,6 +68,9 @@ def _be_keeper(keep: Callable[[Callable[[Path], None]], int], ready_fd: int) -> 
 
     try:
         return keep(on_ready)
+    except ConfigurationError as failure:
+        print(f"Error: {failure}", file=sys.stderr)
+        return _WRONG_USE
     except Exception:
         import traceback
 

@@ -16,13 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_pathways.launch import caretaker
+from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_trouble
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
 from slurm_pathways.launch.run import RUN_FAILED, is_vital
-from slurm_pathways.launch.run_folder import STEP, Process, Warm, is_running
+from slurm_pathways.launch.run_folder import STEP, Process, Warm, identify, is_running
 from slurm_pathways.launch.runtime import settings_of
 from slurm_pathways.launch.startup import start_up
 from slurm_pathways.launch.warm.messages import (
@@ -252,15 +254,26 @@ class _Keeper:
 
     def _clear_up(self, client: Client, program: Process | None) -> None:
         """After a program, or after its launcher, which may have been killed before it."""
-        if program is not None and is_running(program):
-            if not self._runtime.signal_client(client, signal.SIGTERM):
-                _signal(program, signal.SIGTERM)
-            _signal(program, signal.SIGCONT)
-            _wait(program, self._runtime.spec.kill_after_s)
-            _signal(program, signal.SIGTERM if program.name == STEP else signal.SIGKILL)
-            _wait(program, self._runtime.spec.kill_after_s)
+        programs = [program] if program is not None else self._programs_at(client.address)
+        for one in programs:
+            if is_running(one):
+                self._end(client, one)
         if client in self._runtime.clients:
             self._runtime.close_proxy(client)
+
+    def _programs_at(self, address: str) -> list[Process]:
+        """Those of a launcher that was killed between its program's start and the word of it."""
+        name = "program" if self._job_id is None else STEP
+        setting = f"{JAX_BACKEND_TARGET}={backend_target(address)}"
+        return [identify(name, pid) for pid in caretaker.with_variable(setting)]
+
+    def _end(self, client: Client, program: Process) -> None:
+        if not self._runtime.signal_client(client, signal.SIGTERM):
+            _signal(program, signal.SIGTERM)
+        _signal(program, signal.SIGCONT)
+        _wait(program, self._runtime.spec.kill_after_s)
+        _signal(program, signal.SIGTERM if program.name == STEP else signal.SIGKILL)
+        _wait(program, self._runtime.spec.kill_after_s)
 
     def _record_programs(self) -> None:
         self._runtime.record(programs=tuple(visitor.program for visitor in self._visitors if visitor.program))
