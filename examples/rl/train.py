@@ -32,7 +32,7 @@ LEARNT_REWARD = 0.9
 
 
 def sample(weights: jax.Array, key: jax.Array, num_samples: int) -> tuple[jax.Array, jax.Array]:
-    """Observations ``(num_samples, NUM_FEATURES)`` and the actions ``(num_samples,)`` that the policy draws for them."""
+    """Observations ``(num_samples, NUM_FEATURES)``, and an action ``(num_samples,)`` that the policy draws for each."""
     observation_key, action_key = jax.random.split(key)
     observations = jax.random.normal(observation_key, (num_samples, NUM_FEATURES))
     return observations, jax.random.categorical(action_key, observations @ weights)
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--samples", type=int, default=512, help="per iteration, over all devices of a role")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rewards", type=Path, metavar="FILE.json", help="write the mean reward of every iteration here")
+    parser.add_argument("--rewards", type=Path, metavar="FILE.json", help="the mean reward of every iteration")
     args = parser.parse_args()
     if args.iterations < 1:
         parser.error("--iterations must be at least 1")
