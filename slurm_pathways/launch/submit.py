@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_pathways.config import SETTINGS, ConfigurationError, Kind
+from slurm_pathways.config import MAX_HOSTS, SETTINGS, ConfigurationError, Kind
 from slurm_pathways.slurm import outcome
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.outcome import NOT_THE_PROGRAMS, Outcome
@@ -107,7 +107,7 @@ def _setting_options(values: Mapping[str, Any]) -> dict[str, str | None]:
         if setting.kind is Kind.FLAG:
             options[setting.option if value else "--no-" + setting.option.removeprefix("--")] = None
         else:
-            options[setting.option] = f"{value:g}" if isinstance(value, float) else str(value)
+            options[setting.option] = str(value)
     return options
 
 
@@ -117,20 +117,25 @@ _COUNTS = {"num_slices": "--slices", "hosts_per_slice": "--hosts-per-slice", "nu
 def _nodes(template: Template, request: Request) -> tuple[Option, ...]:
     """How many nodes to ask for where the user has not said it; none where the template's number stands."""
     counts = {
-        field: int(request.values.get(field, template.settings.get(option) or 0)) for field, option in _COUNTS.items()
+        field: request.values.get(field, _count(template.settings.get(option))) for field, option in _COUNTS.items()
     }
     given = next((option.value for option in reversed(request.options) if option.name in ("--nodes", "-N")), None)
     is_asked = any(field in request.values for field in _COUNTS)
     if given is None and is_asked:
         num_nodes = max(1, counts["num_slices"]) * max(1, counts["hosts_per_slice"]) + counts["num_spares"]
         return (Option("--nodes", str(num_nodes)),)
-    if given is not None and given.isdecimal():
+    if given is not None and 0 < (num_nodes := _count(given)) <= MAX_HOSTS:
         wanted = SliceCounts(counts["num_slices"] or None, counts["hosts_per_slice"] or None, counts["num_spares"])
         try:
-            by_counts([str(number) for number in range(int(given))], wanted)
+            by_counts([str(number) for number in range(num_nodes)], wanted)
         except SlicingError as failure:
             raise ConfigurationError(f"--nodes {given}: {failure}") from failure
     return ()
+
+
+def _count(text: str | None) -> int:
+    """0 for what is only known in the job (a variable), or no one number (``4-8``)."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0
 
 
 #: They change what sbatch prints, or when it returns.

@@ -91,7 +91,7 @@ def test_settings_are_written_into_the_script() -> None:
     script, _ = script_of("train", values)
     assert last_line(script) == (
         f"exec '/opt/my env/slurm-pathways' run --spares 1 {LOGS} --slices 4 --devices-per-host 2 "
-        "--compile-cache '/home/ada/my cache' --no-keep-logs --startup-timeout-s 90 -- python train.py"
+        "--compile-cache '/home/ada/my cache' --no-keep-logs --startup-timeout-s 90.0 -- python train.py"
     )
 
 
@@ -103,6 +103,8 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         "#!/bin/bash\n#SBATCH -A lab\n#SBATCH --nodes=2\nmodule load cuda\nsrun_prolog\n"
         "'/opt/my env/slurm-pathways' run -q --slices 2 -- python train.py\n"
     )
+    own.write_text('#!/bin/bash\nslurm-pathways run --slices "$N" --spares 2 -- "$@"\n')
+    assert script_of(str(own), {"hosts_per_slice": 3})[1] == (Option("--nodes", "5"),)
     own.write_text("#!/bin/bash\npython train.py\n")
     with pytest.raises(ConfigurationError, match=r"mine.sbatch cannot be used: a template has one line that does the"):
         script_of(str(own))
