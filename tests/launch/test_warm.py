@@ -3,9 +3,7 @@
 import http.client
 import json
 import os
-import pty
 import re
-import select
 import shutil
 import signal
 import socket
@@ -22,6 +20,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from slurm_pathways.launch.run_folder import live_runs
 from slurm_pathways.launch.warm.commands import without_job
+from tests.terminal import Terminal
 
 COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 DEADLINE_S = 120.0
@@ -208,33 +207,6 @@ def _argv(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-class Terminal:
-    """A command at a terminal of its own."""
-
-    def __init__(self, *argv: str) -> None:
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execvp(argv[0], argv)
-        self.screen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def until(self, words: str) -> None:
-        """Until ``words`` appear after what has been waited for before."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while words not in self.screen:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
-            assert ready, f"no {words!r} in: {self.screen}"
-            self.screen += os.read(self._fd, 1 << 16).decode(errors="replace")
-        self.screen = self.screen.partition(words)[2]
-
-    def wait(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(status)
 
 
 def test_a_shell_at_which_one_types(warm: Path) -> None:

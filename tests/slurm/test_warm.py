@@ -1,0 +1,81 @@
+"""Warm runtimes in allocations: in a batch script, in a shell of salloc, and from outside of the job."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_pathways.sandbox.cluster import Sandbox
+from tests.terminal import Terminal
+
+from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Submit, until_gone
+
+pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(240)]
+
+
+def test_programs_of_a_batch_script_share_a_runtime(submit: Submit, psum: Path, runs_root: Path) -> None:
+    run = f"{COMMAND} run -q -- {sys.executable} {psum}"
+    asked = "trap 'echo asked; exit 6' TERM; echo up; while :; do sleep 0.1; done\n"
+    psum.with_name("asked.sh").write_text(asked)
+    job = submit(
+        3,
+        f"{COMMAND} up --hosts-per-slice 2 || exit 9",
+        f"{run} 0 & {run} 3; echo codes $?",
+        'wait $!; echo "codes $?"',
+        f"{COMMAND} run -q -- sh -c 'kill -9 $$'; echo codes $?",
+        # What srun would answer by killing the program at once.
+        f"{COMMAND} run -q -- sh {psum.parent}/asked.sh > {psum}.out &",
+        f"until grep -q up {psum}.out; do sleep 0.1; done; kill $!; wait $!; echo codes $?; cat {psum}.out",
+        "echo $(squeue -s -h -j $SLURM_JOB_ID -o %j | sort)",
+        f"{COMMAND} down; echo codes $?",
+        "exit 5",
+    )
+    assert job.wait() == "5:0", job.said()
+    said = job.said()
+    assert re.findall(r"^codes (\d+)$", said, re.MULTILINE) == ["3", "0", "137", "6", "0"]
+    assert said.count("slices [0, 0]\npsum 3.0\n") == 2
+    assert "up\nasked\n" in said
+    assert "pathways-controller pathways-worker-0 pathways-worker-1 pathways-worker-2" in said
+    assert "1 of 3" not in said  # one start
+    until_gone(runs_root)
+
+
+@pytest.fixture
+def service(submit: Submit, sandbox: Sandbox, runs_root: Path) -> Iterator[int]:
+    """The id of a job that is a warm runtime of two nodes."""
+    job = submit(2, f"exec {COMMAND} up --foreground --slices 2")
+    job.until_said("2 devices ready")
+    yield job.job_id
+    assert job.wait() == "0:0", job.said()
+    until_gone(runs_root)
+
+
+def test_programs_from_outside_of_the_job(service: int, sandbox: Sandbox, psum: Path) -> None:
+    inside = sandbox.run(
+        [str(COMMAND), "run", "--job", str(service), "--", sys.executable, str(psum), "3"], JOB_TIMEOUT_S
+    )
+    assert (inside.returncode, inside.stdout) == (3, "slices [0, 1]\npsum 3.0\n"), inside.stderr
+    other = sandbox.run([str(COMMAND), "run", "--job", "999999", "--", "true"], COMMAND_TIMEOUT_S)
+    assert other.returncode == 2
+    assert "--job 999999: " in other.stderr
+    ended = sandbox.run([str(COMMAND), "down", "--job", str(service)], COMMAND_TIMEOUT_S)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_shell_in_an_allocation(sandbox: Sandbox) -> None:
+    argv = ["salloc", "--quiet", "--nodes=2", str(COMMAND), "shell", "--devices-per-host", "2"]
+    terminal = Terminal(*sandbox.command(["env", "TERM=dumb", *argv]), environ=sandbox.environ(os.environ))
+    terminal.until("In [1]:")
+    terminal.type("import jax; print('devices', jax.device_count() * 100)\n")
+    terminal.until("devices 400")
+    terminal.type("while True: pass\n\n")
+    terminal.type("\x03")
+    terminal.until("KeyboardInterrupt")
+    terminal.type("print('sum', float(jax.numpy.arange(5.0).sum()) * 100)\n")
+    terminal.until("sum 1000.0")
+    terminal.type("exit\n")
+    assert terminal.wait() == 0
+    assert sandbox.run(["squeue", "--noheader"], COMMAND_TIMEOUT_S).stdout == ""
