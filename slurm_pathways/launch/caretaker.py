@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 RECORD_NAME = "run.json"
+LOCK_NAME = "run.lock"
 #: In the environment of every program of a run; as in ``config``.
 RUN_DIR_VARIABLE = "SLURM_PATHWAYS_RUN_DIR"
 #: The name of a program that is the srun in front of one: it kills the program when it is told to end.
@@ -61,7 +62,8 @@ def remove_run(path: Path, *, keep_logs: bool, keep_folder: bool = False) -> Non
     (path / RECORD_NAME).unlink(missing_ok=True)
     if not path.is_dir():
         return
-    for entry in path.iterdir():
+    # Last: whoever is killed on the way leaves what is still taken for an abandoned run.
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == LOCK_NAME):
         if keep_logs and entry.name == "logs":
             continue
         if entry.is_dir() and not entry.is_symlink():

@@ -1,8 +1,8 @@
 """Run folders: the private place of one run on disk, and how others find it.
 
 ``<runs root>/run-<unique>/`` holds the sockets, ``logs/``, and ``run.json``, which says what runs where. Whoever owns
-the run holds a lock on ``run.lock``, so a folder whose lock is free belongs to nobody that lives. ``run.json`` goes
-first when a run ends: a folder without it is only kept logs.
+the run holds a lock on ``run.lock``, so a folder whose lock is free belongs to nobody that lives. When a
+run ends, ``run.json`` goes first and the lock last: a folder without both is only kept logs.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from slurm_pathways.slurm.environment import is_in_job
 RECORD_NAME = caretaker.RECORD_NAME
 #: The name of a process that is the srun in front of a program.
 STEP = caretaker.STEP
-LOCK_NAME = "run.lock"
+LOCK_NAME = caretaker.LOCK_NAME
 LOGS_NAME = "logs"
 
 #: The longest name of a socket in a run folder, ours and the workers', with room to spare.
@@ -310,5 +310,6 @@ def remove_abandoned(root: Path) -> None:
     for path in root.glob("run-*"):
         with contextlib.suppress(FileNotFoundError):
             is_settled = time.time() - path.stat().st_mtime > _SETTLED_AFTER_S
-            if (path / RECORD_NAME).exists() and is_settled and not is_live(path):
+            is_more_than_logs = (path / RECORD_NAME).exists() or (path / LOCK_NAME).exists()
+            if is_more_than_logs and is_settled and not is_live(path):
                 shutil.rmtree(path, ignore_errors=True)

@@ -128,6 +128,19 @@ def test_the_root_must_be_private(fake_modules: Modules, tmp_path: Path, monkeyp
             LocalRuntime(RuntimeSpec(), modules=fake_modules).start()
 
 
+def test_what_the_dead_have_left_is_removed_by_the_next_run(fake_modules: Modules, runs_root: Path) -> None:
+    """A run that was killed, one that was killed while it removed its folder, and logs that were kept."""
+    for name, files in (("a", ("run.json", "run.lock")), ("b", ("run.lock", "credentials.pem")), ("c", ())):
+        folder = runs_root / f"run-{name}"
+        (folder / "logs").mkdir(parents=True)
+        for file in files:
+            (folder / file).touch()
+        os.utime(folder, (0, 0))
+    with LocalRuntime(RuntimeSpec(), modules=fake_modules) as runtime:
+        assert {path.name for path in runs_root.iterdir()} == {"run-c", runtime.folder.run_id}
+    _remove(runs_root / "run-c" / "logs")
+
+
 def _remove(logs: Path) -> None:
     """Kept logs are right in these tests, and a leak in all others."""
     for path in logs.iterdir():

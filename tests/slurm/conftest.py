@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.sandbox.configuration import PARTITION
 
-from .jobs import COMMAND_TIMEOUT_S, PSUM, Job, Submit
+from .jobs import COMMAND, COMMAND_TIMEOUT_S, PSUM, Job, Submit
 
 SPANK = Path(__file__).parents[2] / "spank"
 
@@ -103,20 +103,29 @@ def slurm(sandbox: Sandbox) -> Slurm:
 
 @pytest.fixture
 def submit(sandbox: Sandbox, tmp_path: Path) -> Submit:
-    """Submits a batch script of these lines."""
+    """Submits a batch script of these lines, from ``folder``, with more options of sbatch."""
 
-    def submit(num_nodes: int, *lines: str) -> Job:
+    def submit(num_nodes: int, *lines: str, options: Sequence[str] = (), folder: Path = tmp_path) -> Job:
         number = len(list(tmp_path.glob("*.sbatch")))
         script, output = tmp_path / f"{number}.sbatch", tmp_path / f"{number}.out"
         script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        options = [f"--nodes={num_nodes}", "--exclusive", "--no-kill", "--gres=tpu:4", f"--output={output}"]
+        usual = [f"--nodes={num_nodes}", "--exclusive", "--no-kill", "--gres=tpu:4", f"--output={output}"]
         done = sandbox.run(
-            ["env", "-C", str(tmp_path), "sbatch", "--parsable", *options, str(script)], COMMAND_TIMEOUT_S
+            ["env", "-C", str(folder), "sbatch", "--parsable", *usual, *options, str(script)], COMMAND_TIMEOUT_S
         )
         assert done.returncode == 0, done.stderr
         return Job(sandbox, int(done.stdout), output)
 
     return submit
+
+
+@pytest.fixture
+def plugin(sandbox: Sandbox, built_spank: Path) -> Iterator[None]:
+    """Commands and nodes have the plugin."""
+    drop_in = sandbox.plugstack_dir / "pathways.conf"
+    drop_in.write_text(f"optional {built_spank}/lib/slurm-pathways/pathways.so command={COMMAND}\n")
+    yield
+    drop_in.unlink()
 
 
 @pytest.fixture

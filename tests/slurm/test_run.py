@@ -1,4 +1,4 @@
-"""``slurm-pathways run`` and ``srun --pathways`` on a real cluster: values, exit codes, steps, nothing left behind."""
+"""``slurm-pathways run`` on a real cluster: values, exit codes, steps, nothing left behind."""
 
 import json
 import os
@@ -16,7 +16,6 @@ from .jobs import (
     COMMAND,
     COMMAND_TIMEOUT_S,
     GONE_TIMEOUT_S,
-    JOB_TIMEOUT_S,
     POLL_INTERVAL_S,
     Job,
     Submit,
@@ -141,15 +140,3 @@ def test_a_working_folder_that_nodes_do_not_see(submit: Submit, sandbox: Sandbox
     logs = re.search(r"the logs are in (\S+)", job.said())
     assert logs is not None
     remove_kept_logs(Path(logs[1]).parents[1])
-
-
-def test_a_step_with_the_option_is_a_runtime(sandbox: Sandbox, built_spank: Path, psum: Path) -> None:
-    drop_in = sandbox.plugstack_dir / "pathways.conf"
-    drop_in.write_text(f"optional {built_spank}/lib/slurm-pathways/pathways.so command={COMMAND}\n")
-    try:
-        option = "--pathways=slices=2,hosts-per-slice=2,devices-per-host=2"
-        done = sandbox.run(["srun", "-N4", option, sys.executable, str(psum), "3"], JOB_TIMEOUT_S)
-    finally:
-        drop_in.unlink()
-    assert done.returncode == 3, done.stderr
-    assert done.stdout == "slices [0, 0, 0, 0, 1, 1, 1, 1]\npsum 36.0\n"

@@ -1,0 +1,211 @@
+"""``srun --pathways`` on a real cluster: exit codes, a terminal, where the option may be, what is left of the dead."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurm_pathways.launch.run_folder import remove_abandoned
+from slurm_pathways.sandbox.cluster import Sandbox
+
+from .jobs import (
+    COMMAND_TIMEOUT_S,
+    GONE_TIMEOUT_S,
+    JOB_TIMEOUT_S,
+    POLL_INTERVAL_S,
+    Submit,
+    commands,
+    processes_of,
+    remove_kept_logs,
+    until_gone,
+)
+
+pytestmark = [pytest.mark.usefixtures("plugin", "mended_sandbox", "no_leaks"), pytest.mark.timeout(180)]
+
+OPTION_VARIABLE = "SLURM_SPANK__SLURM_SPANK_OPTION_pathways_pathways"
+SLEEPS = "import jax, time; print(jax.device_count(), 'ready', flush=True); time.sleep(600)"
+
+
+def test_exit_codes_are_kept(sandbox: Sandbox, psum: Path) -> None:
+    """Also when the first task ends before there is a runtime: the other tasks end too."""
+    option = "--pathways=slices=2,hosts-per-slice=2,devices-per-host=2"
+    done = sandbox.run(["srun", "-N4", option, sys.executable, str(psum), "3"], JOB_TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (3, "slices [0, 0, 0, 0, 1, 1, 1, 1]\npsum 36.0\n"), done.stderr
+    for argv, returncode, words in (
+        (["--pathways", "true"], 0, "^$"),
+        (["--pathways", "nonsuch"], 127, "nonsuch: program not found"),
+        (["--pathways", "sh", "-c", "kill -9 $$"], 137, "exit code 137"),
+        (["--pathways=slices=3", "true"], 2, "3 slices of 1 hosts and 0 spares were asked for, and there are 2 hosts"),
+    ):
+        done = sandbox.run(["srun", "-N2", *argv], JOB_TIMEOUT_S)
+        assert (done.returncode, done.stdout) == (returncode, ""), done.stderr
+        assert re.search(words, done.stderr), done.stderr
+
+
+def test_a_node_that_cannot_take_part_is_named(sandbox: Sandbox, runs_root: Path) -> None:
+    """Of the two nodes the first is in the network that was chosen."""
+    alone = "ip address show dev eth0 to 10.77.1.1 | grep -q . && ip address add 10.99.0.1/24 dev eth0; true"
+    assert sandbox.run(["srun", "-N2", "-w", "node[0-1]", "sh", "-c", alone], COMMAND_TIMEOUT_S).returncode == 0
+    try:
+        option = "--pathways=interface=10.99.0.0/24"
+        done = sandbox.run(["srun", "-N2", "-w", "node[0-1]", option, "true"], JOB_TIMEOUT_S)
+    finally:
+        sandbox.run(["srun", "-wnode0", "ip", "address", "del", "10.99.0.1/24", "dev", "eth0"], COMMAND_TIMEOUT_S)
+    assert done.returncode == 125
+    reason = r"did not start: node1: --interface 10\.99\.0\.0/24: this node has no address in .*; it has eth0"
+    assert re.search(reason, done.stderr), done.stderr
+    remove_kept_logs(runs_root)
+
+
+def test_the_option_in_a_script_in_salloc_and_in_the_environment(
+    sandbox: Sandbox, submit: Submit, psum: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = [sys.executable, str(psum), "3"]
+    script = submit(2, "#SBATCH --pathways", f"srun {' '.join(program)}")
+    assert script.wait() == "3:0", script.said()
+    assert script.said().startswith("slices [0, 0]\npsum 3.0\n")
+    done = sandbox.run(["salloc", "-Q", "-N2", "--pathways", "srun", *program], JOB_TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (3, "slices [0, 0]\npsum 3.0\n"), done.stderr
+    done = sandbox.run(["env", f"{OPTION_VARIABLE}=slices=2", "srun", "-N2", *program], JOB_TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (3, "slices [0, 1]\npsum 3.0\n"), done.stderr
+
+
+@contextmanager
+def _sleeping(sandbox: Sandbox, num_nodes: int) -> Iterator["subprocess.Popen[str]"]:
+    """A step whose program says that it is ready and sleeps."""
+    argv = sandbox.command(["srun", f"-N{num_nodes}", "--pathways", sys.executable, "-c", SLEEPS])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=sandbox.environ(os.environ), stdout=pipe, stderr=pipe, text=True) as srun:
+        try:
+            assert srun.stdout is not None
+            assert srun.stdout.readline() == f"{num_nodes} ready\n"
+            yield srun
+        finally:
+            srun.kill()
+
+
+def _tasks(sandbox: Sandbox) -> dict[int, int]:
+    """The tasks of the step, by their rank."""
+    found = {}
+    for pid, argv in commands(sandbox):
+        if "srun-task" in argv:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found.update({int(line.partition(b"=")[2]): pid for line in environ if line.startswith(b"SLURM_PROCID=")})
+    return found
+
+
+def test_scancel_of_the_step(sandbox: Sandbox, runs_root: Path) -> None:
+    with _sleeping(sandbox, 3) as srun:
+        assert sorted(_tasks(sandbox)) == [0, 1, 2]
+        listed = sandbox.run(["squeue", "-s", "-h", "-o", "%i %j"], COMMAND_TIMEOUT_S).stdout.splitlines()
+        [step] = [line.split()[0] for line in listed if not line.endswith("pathways-post")]
+        assert sandbox.run(["scancel", step], COMMAND_TIMEOUT_S).returncode == 0
+        _until_nothing_runs(sandbox, runs_root)
+        assert srun.wait(GONE_TIMEOUT_S) == 137
+    _remove_what_is_left(runs_root)
+
+
+def test_a_first_task_that_is_killed_takes_all_with_it(sandbox: Sandbox, runs_root: Path) -> None:
+    with _sleeping(sandbox, 3) as srun:
+        os.kill(_tasks(sandbox)[0], signal.SIGKILL)
+        _until_nothing_runs(sandbox, runs_root)
+        assert srun.wait(GONE_TIMEOUT_S) == 137
+    _remove_what_is_left(runs_root)
+
+
+def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, runs_root: Path) -> None:
+    with _sleeping(sandbox, 3) as srun:
+        os.kill(_tasks(sandbox)[1], signal.SIGKILL)
+        deadline_s = time.monotonic() + GONE_TIMEOUT_S
+        while any("--worker-id 1 " in " ".join(argv) for argv in processes_of(runs_root)):
+            assert time.monotonic() < deadline_s, "the worker is still there"
+            time.sleep(POLL_INTERVAL_S)
+        assert sorted(_tasks(sandbox)) == [0, 2]
+        assert srun.poll() is None
+        # As Ctrl-C at a terminal that is pressed twice.
+        srun.send_signal(signal.SIGINT)
+        srun.send_signal(signal.SIGINT)
+        _until_nothing_runs(sandbox, runs_root)
+        assert srun.stderr is not None
+        assert re.search(r"host 1 \(node\d\) was lost", srun.stderr.read())
+    _remove_what_is_left(runs_root)
+
+
+def _until_nothing_runs(sandbox: Sandbox, runs_root: Path) -> None:
+    until_gone(runs_root)
+    deadline_s = time.monotonic() + GONE_TIMEOUT_S
+    while left := _tasks(sandbox):
+        assert time.monotonic() < deadline_s, f"after {GONE_TIMEOUT_S:g} s there are still tasks: {left}"
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _remove_what_is_left(runs_root: Path) -> None:
+    """A task that is killed leaves its folder, which this user's next run on the node removes, but for logs."""
+    for folder in runs_root.glob("run-*"):
+        os.utime(folder, (0, 0))
+    remove_abandoned(runs_root)
+    remove_kept_logs(runs_root)
+
+
+class _Terminal:
+    """A command at a terminal, and what it shows."""
+
+    def __init__(self, sandbox: Sandbox, *argv: str) -> None:
+        command, environ = sandbox.command(argv), sandbox.environ(os.environ)
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execvpe(command[0], command, environ)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def until(self, words: str) -> None:
+        """Until it has shown this, since the last time."""
+        deadline_s = time.monotonic() + JOB_TIMEOUT_S
+        while words not in self.shown:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
+            assert ready, f"it has not shown {words!r}:\n{self.shown}"
+            self.shown += self._read()
+        self.shown = self.shown.partition(words)[2]
+
+    def wait(self) -> int:
+        """Its exit code."""
+        while chunk := self._read():
+            self.shown += chunk
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._fd, 4096).decode()
+        except OSError:  # EIO: the other side is closed
+            return ""
+
+
+def test_an_interactive_session(sandbox: Sandbox, runs_root: Path) -> None:
+    terminal = _Terminal(sandbox, "srun", "-N2", "--pathways", "--pty", sys.executable, "-q")
+    terminal.until(">>> ")
+    terminal.type("import jax; print('devices', jax.device_count())\r")
+    terminal.until("\ndevices 2")
+    workers = {pid for pid, argv in commands(sandbox) if "pathways_runtime.worker.executor" in argv}
+    terminal.type("exec('print(1, flush=True)' + chr(10) + 'while True: pass')\r")
+    terminal.until("\n1")
+    terminal.type("\x03")
+    terminal.until("KeyboardInterrupt")
+    terminal.type("import jax.numpy as jnp; print('sum', jnp.arange(4.0).sum())\r")
+    terminal.until("\nsum 6.0")
+    assert {pid for pid, argv in commands(sandbox) if "pathways_runtime.worker.executor" in argv} == workers
+    assert len(workers) == 2
+    terminal.type("quit(5)\r")
+    assert terminal.wait() == 5, terminal.shown
+    _until_nothing_runs(sandbox, runs_root)
