@@ -86,7 +86,7 @@ class RunRecorder:
         #: What sets the comment; None where none is wanted.
         self._slurm = None
         if place is not None and spec.job_comment:
-            self._job_id = place.job_id
+            self._job = place.label
             self._slurm = Slurm(step_environment(environ), _COMMENT_TIMEOUT_S)
         self._ask: Ask | None = None
         #: Held while the controller is asked, so that a later answer is never followed by an earlier one.
@@ -270,7 +270,7 @@ class RunRecorder:
     def _comment(self, summary: str) -> None:
         assert self._slurm is not None
         try:
-            self._slurm.set_comment(self._job_id, job_comment.merge(self._slurm.comment(self._job_id), summary))
+            self._slurm.set_comment(self._job, job_comment.merge(self._slurm.comment(self._job), summary))
         except CommandMissing as failure:
             logger.info("the job's comment is not set: %s", failure)
             self._slurm = None

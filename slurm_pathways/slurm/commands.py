@@ -165,14 +165,18 @@ class Slurm:
             if failure.stderr.strip() and not any(words in failure.stderr for words in _ENDED_STEP):
                 raise
 
-    def comment(self, job_id: int) -> str:
-        """The job's comment; empty where there is none."""
-        comment = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%k"]).rstrip("\n")
+    def comment(self, job: int | str) -> str:
+        """The job's comment; empty where there is none.
+
+        Args:
+            job: a task of a job array as ``9_3``: the number alone may mean the whole array.
+        """
+        comment = self.run(["squeue", "--noheader", f"--jobs={job}", "--format=%k"]).rstrip("\n")
         return "" if comment == "(null)" else comment
 
-    def set_comment(self, job_id: int, comment: str) -> None:
-        """Write the job's comment, which squeue and sacct show; the job's owner may."""
-        self.run(["scontrol", "update", f"jobid={job_id}", f"comment={comment}"])
+    def set_comment(self, job: int | str, comment: str) -> None:
+        """Write the job's comment, which squeue and sacct show; the job's owner may. ``job``: see ``comment``."""
+        self.run(["scontrol", "update", f"jobid={job}", f"comment={comment}"])
 
     def job(self, job_id: int) -> Job | None:
         """The job, or None when slurmctld has forgotten it (minutes after its end).

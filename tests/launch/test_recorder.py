@@ -134,6 +134,16 @@ def test_a_run_from_start_to_end(environ: dict[str, str], folder: Path, cluster:
     assert cluster.comment.endswith(" device-s, 0 failures")
 
 
+def test_the_comment_of_a_job_arrays_task_is_its_own(environ: dict[str, str], cluster: Cluster) -> None:
+    """Its number alone may mean the whole array."""
+    cluster.make("scontrol", f'echo "$2" > {cluster.comment_file}')
+    environ |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    run = RunRecorder(environ, SPEC, ("true",))
+    run.begin("run-1", Controller(None).ask)
+    run.close(0)
+    assert cluster.comment == "jobid=12_3"
+
+
 def test_comments_while_it_runs_and_writes_in_between(
     environ: dict[str, str], folder: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401 - names of types for numpy
 import numpy as np
@@ -116,6 +117,40 @@ def test_flags_of_the_client_do_not_reach_the_compiler(
     _, (answer,) = lab.compile(program, settings.SerializeAsString(), [0])
     assert answer.failure is None
     assert list(tmp_path.iterdir()) == []
+
+
+# Usage
+
+
+def test_executions_and_what_they_took_are_counted(own_lab: Any, sharded: Callable[..., Any]) -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    def slow(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 300, lambda _, y: y @ x / 300, x)
+
+    both = own_lab.jit(double, sharded((2,), F32, 2, "x"), devices=[0, 1])
+    one = own_lab.jit(slow, sharded((300, 300), F32, 1), devices=[1])
+    before = own_lab.status(0)["usage"]
+    assert ([device["id"] for device in before["devices"]], before["programs"]) == ([0, 1], [])
+    x = own_lab.make_array([numbers(1), numbers(1)], [0, 1])
+    results = [both(x) for _ in range(3)]
+    results.append(one(own_lab.make_array([np.ones((300, 300), F32)], [1])))
+    assert own_lab.wait_ready(results) == [None]
+    # Readiness may be told before the end is counted.
+    own_lab.hosts[0].wait_completed(4)
+    usage = own_lab.status(0)["usage"]
+    rows = {row["name"]: row for row in usage["programs"]}
+    assert {name: (row["devices"], row["executions"]) for name, row in rows.items()} == {
+        "jit_double": ("0-1", 3),
+        "jit_slow": ("1", 1),
+    }
+    assert usage["busy_s"] == pytest.approx(rows["jit_double"]["busy_s"] + rows["jit_slow"]["busy_s"], abs=1e-5)
+    # 300 products of matrices of 300 x 300: more than a hundred times what a processor does in a millisecond.
+    assert rows["jit_slow"]["busy_s"] > 0.001
+    for device in usage["devices"]:
+        assert 0 < device["busy_s"] <= usage["elapsed_s"]
+        assert device["busy_s"] + device["waiting_s"] <= usage["elapsed_s"] + 1e-5
 
 
 # The compile cache

@@ -145,6 +145,10 @@ def test_what_else_is_asked(slurm: Slurm, fake: Fake) -> None:
     assert [node.name for node in slurm.nodes(["node0", "rack0n08", "rack1n09"])] == ["node0", "rack0n08", "rack1n09"]
     fake("scontrol update jobid=9 comment=a 'b' \"c\"", "")
     slurm.set_comment(9, "a 'b' \"c\"")
+    fake("squeue --noheader --jobs=9_3 --format=%k", "echo 'a  b'")
+    assert slurm.comment("9_3") == "a  b"
+    fake("squeue --noheader --jobs=9 --format=%k", "echo '(null)'")
+    assert slurm.comment(9) == ""
 
 
 def test_records(slurm: Slurm, fake: Fake, tmp_path: Path) -> None:
