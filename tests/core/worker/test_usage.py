@@ -1,7 +1,7 @@
 """Busy and waiting time of a host's devices, from times that the tests say."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pathways_runtime.core.ids import DeviceId
@@ -86,6 +86,7 @@ def test_programs_of_one_name_on_the_same_devices_share_a_row_and_made_up_names_
 _LAUNCHES = st.lists(st.tuples(st.sets(st.sampled_from([D0, D1]), min_size=1), *[st.floats(0, 3)] * 3), max_size=20)
 
 
+@example([({D0}, 0.0, 1.0, 0.0), ({D0}, 0.0, 0.0, 1.0)])
 @given(_LAUNCHES)
 def test_busy_and_waiting_never_exceed_the_time_that_passed(
     launches: list[tuple[set[DeviceId], float, float, float]],

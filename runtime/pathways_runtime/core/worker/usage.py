@@ -90,7 +90,7 @@ class Usage:
                 waited_s = launched_s - (received_s if received_s > since_s else since_s)
                 device.waiting_s += waited_s
                 waiting_s += waited_s
-                since_s = launched_s
+                device.free_since_s = since_s = launched_s
             # What ended before was seen later, where executions on other sets of devices come between.
             if ended_s > since_s:
                 device.busy_s += ended_s - since_s
