@@ -183,7 +183,8 @@ def _tables(run: Values) -> list[str]:
     programs = usage["programs"]
     if programs:
         shown = programs[:_PROGRAMS_SHOWN]
-        more = f" ({len(programs) - len(shown)} more with --json)" if len(programs) > len(shown) else ""
+        num_more = len(programs) - len(shown)
+        more = f" ({num_more} more with --json)" if num_more else ""
         rows = [
             {**program, "busy": f"{program['busy_s']:.3f}", "waiting": f"{program['waiting_s']:.3f}"}
             for program in shown

@@ -11,6 +11,7 @@ from slurm_pathways.launch.agent import AGENT_EVENT
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
 from slurm_pathways.launch.local import CONTROLLER, HOST_READY_EVENT
 from slurm_pathways.launch.records import (
+    MAX_PROGRAMS_KEPT,
     RUN,
     SCHEMA_VERSION,
     Component,
@@ -235,7 +236,7 @@ class History:
             problem=self._no_answer,
             did_not_answer=self._did_not_answer,
             slices=tuple(slices),
-            programs=tuple(ProgramUsage(**row) for row in added["programs"]),
+            **_programs(added["programs"]),
             bytes_moved={way: sum(worker["bytes_moved"].get(way, 0) for worker in workers) for way in ways},
         )
 
@@ -253,9 +254,15 @@ class History:
             busy_s=part["busy_s"],
             idle_s=round(device_s - part["busy_s"], 3),
             waiting_s=part["waiting_s"],
-            programs=tuple(ProgramUsage(**row) for row in part["programs"]),
+            **_programs(part["programs"]),
             without_usage=tuple(host.node for host in members if host.worker not in known),
         )
+
+
+def _programs(rows: Sequence[Values]) -> dict[str, Any]:
+    """The fields of ``Usage`` and ``SliceUsage`` that say what programs used; ``rows`` are the busiest first."""
+    kept = tuple(ProgramUsage(**row) for row in rows[:MAX_PROGRAMS_KEPT])
+    return {"programs": kept, "programs_left_out": len(rows) - len(kept)}
 
 
 def used_since(before: Values, after: Values) -> dict[str, Any]:

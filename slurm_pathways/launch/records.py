@@ -17,6 +17,8 @@ import msgspec
 from slurm_pathways.config import RECORDS_VARIABLE
 
 SCHEMA_VERSION = 1
+#: In a record, of each slice and of the whole: it is written again and again.
+MAX_PROGRAMS_KEPT = 256
 #: What ``SLURM_PATHWAYS_RECORDS`` says where none are wanted.
 OFF = ("", "none")
 
@@ -110,6 +112,7 @@ class SliceUsage(msgspec.Struct, frozen=True):
     Attributes:
         device_s: from when the runtime was ready to when usage was last heard of: ``busy_s`` and ``idle_s`` together.
         waiting_s: the part of ``idle_s`` in which a launch was there and its inputs were not.
+        programs_left_out: those that were too many; the busiest are in ``programs``.
         without_usage: nodes that were lost before they said anything; they are in none of the sums.
     """
 
@@ -121,6 +124,7 @@ class SliceUsage(msgspec.Struct, frozen=True):
     idle_s: float
     waiting_s: float
     programs: tuple[ProgramUsage, ...]
+    programs_left_out: int = 0
     without_usage: tuple[str, ...] = ()
 
 
@@ -138,6 +142,7 @@ class Usage(msgspec.Struct, frozen=True):
     did_not_answer: tuple[str, ...] = ()
     slices: tuple[SliceUsage, ...] = ()
     programs: tuple[ProgramUsage, ...] = ()
+    programs_left_out: int = 0
     bytes_moved: dict[str, int] = {}
 
 

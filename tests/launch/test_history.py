@@ -5,7 +5,16 @@ from typing import Any
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent
 from slurm_pathways.launch.history import History, used_since
-from slurm_pathways.launch.records import RUNTIME, Component, Failure, Host, ProgramUsage, Record, SlurmPlace
+from slurm_pathways.launch.records import (
+    MAX_PROGRAMS_KEPT,
+    RUNTIME,
+    Component,
+    Failure,
+    Host,
+    ProgramUsage,
+    Record,
+    SlurmPlace,
+)
 
 START_S = 1_800_000_000.0
 SPEC = RuntimeSpec(num_slices=2, devices_per_host=2, num_spares=1)
@@ -86,6 +95,19 @@ def test_device_seconds_of_a_slice_are_busy_or_idle() -> None:
     assert usage.programs == (ProgramUsage("step", "0-3", 3, 8.0, 0.0),)
     assert usage.bytes_moved == {"socket": 200}
     assert (usage.as_of_unix_s, usage.problem) == (START_S + 15, None)
+
+
+def test_of_very_many_programs_the_busiest_are_kept() -> None:
+    history = _history()
+    _ready(history)
+    worker = _worker(0, 1000.0, 3)
+    (row,) = worker["usage"]["programs"]
+    worker["usage"]["programs"] = [{**row, "name": f"p{n}", "busy_s": float(n)} for n in range(MAX_PROGRAMS_KEPT + 7)]
+    history.answered(_report(worker), START_S + 15)
+    usage = history.usage()
+    for part in (usage, usage.slices[0]):
+        assert (len(part.programs), part.programs_left_out) == (MAX_PROGRAMS_KEPT, 7)
+        assert min(program.busy_s for program in part.programs) == 7.0
 
 
 def test_a_lost_host_keeps_its_last_words_and_its_slice_stands_still_from_then_on() -> None:
