@@ -36,7 +36,7 @@ FIRST_COMMENT_AFTER_S = 2.0
 ANSWER_TIMEOUT_S = 3.0
 #: For launches that are over to be counted, once the program has ended.
 _SETTLE_S = 1.0
-_SETTLE_INTERVAL_S = 0.02
+_FIRST_PAUSE_S = 0.02
 _COMMENT_TIMEOUT_S = 10.0
 
 #: Asks the controller, with a time limit in seconds. Raises NoAnswer.
@@ -150,9 +150,10 @@ class RunRecorder:
         """
         with self._changed:
             self._history.program_ended(exit_code, time.time())
-        deadline_s = time.monotonic() + _SETTLE_S
+        deadline_s, pause_s = time.monotonic() + _SETTLE_S, _FIRST_PAUSE_S
         while self._fetch() and time.monotonic() < deadline_s:
-            time.sleep(_SETTLE_INTERVAL_S)
+            time.sleep(pause_s)
+            pause_s *= 2
         self._ask = None
         self._finish_comment(exit_code)
 
