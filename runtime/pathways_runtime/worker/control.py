@@ -331,4 +331,7 @@ class Executor:
 
 
 def _give_way() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILE_NICENESS)
+    thread_id = threading.get_native_id()
+    # Who has been made nicer already may not go back.
+    niceness = max(_COMPILE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread_id))
+    os.setpriority(os.PRIO_PROCESS, thread_id, niceness)
