@@ -20,7 +20,7 @@ from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch import agent, client_step
 from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import client_environment, component_environment
-from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.local import (
     CLOSE_GRACE_S,
@@ -279,7 +279,7 @@ class SlurmRuntime(LocalRuntime):
                 event = ComponentEnded(component, fields["returncode"], was_asked=self._is_closing)
             case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
-            case ComponentEvent(component, name, fields) if name == agent.AGENT_EVENT:
+            case ComponentEvent(component, name, fields) if name == AGENT_EVENT:
                 self._step_ids[component] = fields["step_id"]
                 self._places.append(Place(**fields["place"]))
                 if (reason := explain_unreachable(self._places)) is not None:
