@@ -25,7 +25,7 @@ from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch import client_step
 from slurm_pathways.launch.client_environment import component_environment
-from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
+from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.run_folder import (
@@ -38,7 +38,6 @@ from slurm_pathways.launch.run_folder import (
 )
 
 #: Events of the agent itself, and of components that have ended.
-AGENT_EVENT = "node_ready"
 AGENT_FAILED_EVENT = "node_failed"
 PROCESS_ENDED_EVENT = "process_ended"
 #: The answer to ``Ask``.

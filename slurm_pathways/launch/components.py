@@ -23,6 +23,10 @@ _OPEN_FILES = 65536
 _READ_BYTES = 1 << 16
 
 
+#: From an agent (``launch.agent``), of its node and its step.
+AGENT_EVENT = "node_ready"
+
+
 @dataclass(frozen=True, slots=True)
 class ComponentEvent:
     """A component said something on its events pipe: ``{"event": name, **fields}``."""

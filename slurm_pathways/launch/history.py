@@ -7,8 +7,7 @@ import msgspec
 
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
-from slurm_pathways.launch.agent import AGENT_EVENT
-from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
+from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
 from slurm_pathways.launch.local import CONTROLLER, HOST_READY_EVENT
 from slurm_pathways.launch.records import (
     MAX_PROGRAMS_KEPT,

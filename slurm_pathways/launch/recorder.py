@@ -19,9 +19,7 @@ from slurm_pathways.launch.components import ComponentEnded, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.history import History
 from slurm_pathways.launch.records import RUN, RUNTIME, Record, SlurmPlace
-from slurm_pathways.launch.steps import step_environment
 from slurm_pathways.slurm import job_comment
-from slurm_pathways.slurm.commands import CommandError, CommandFailed, CommandMissing, Slurm
 from slurm_pathways.slurm.environment import EnvironmentProblem, is_in_job, read_allocation
 
 logger = logging.getLogger(__name__)
@@ -37,7 +35,6 @@ ANSWER_TIMEOUT_S = 3.0
 #: For launches that are over to be counted, once the program has ended.
 _SETTLE_S = 1.0
 _FIRST_PAUSE_S = 0.02
-_COMMENT_TIMEOUT_S = 10.0
 
 #: Asks the controller, with a time limit in seconds. Raises NoAnswer.
 Ask = Callable[[float], Report]
@@ -83,11 +80,13 @@ class RunRecorder:
         except OSError as failure:
             self._folder = None
             self._complain(str(failure))
-        #: What sets the comment; None where none is wanted.
-        self._slurm = None
+        #: None where none is wanted.
+        self._comment = None
         if place is not None and spec.job_comment:
-            self._job = place.label
-            self._slurm = Slurm(step_environment(environ), _COMMENT_TIMEOUT_S)
+            # What talks to Slurm is not loaded outside of it: each start would pay for that.
+            from slurm_pathways.launch.comment import JobComment
+
+            self._comment = JobComment(environ, place.label)
         self._ask: Ask | None = None
         #: Held while the controller is asked, so that a later answer is never followed by an earlier one.
         self._asking = threading.Lock()
@@ -103,7 +102,7 @@ class RunRecorder:
     @property
     def is_wanted(self) -> bool:
         """Whether anything is recorded at all."""
-        return self._folder is not None or self._slurm is not None
+        return self._folder is not None or self._comment is not None
 
     def note(self, event: RuntimeEvent) -> None:
         """The runtime said something. Does not block."""
@@ -139,7 +138,7 @@ class RunRecorder:
         with self._changed:
             self._history.ready(time.time())
             self._is_write_due = True
-            if self._slurm is not None:
+            if self._comment is not None:
                 self._comment_due_s = time.monotonic() + FIRST_COMMENT_AFTER_S
             self._changed.notify_all()
 
@@ -176,7 +175,7 @@ class RunRecorder:
 
     def _finish_comment(self, exit_code: int) -> None:
         with self._changed:
-            if self._slurm is not None and not self._is_over:
+            if self._comment is not None and not self._is_over:
                 self._final_comment = self._summary_at_end(exit_code)
             self._comment_due_s = None
             self._is_over = True
@@ -247,9 +246,9 @@ class RunRecorder:
                     summary = self._summary()
                     if self._comment_due_s is not None:
                         self._comment_due_s = time.monotonic() + COMMENT_INTERVAL_S
-                self._comment(summary)
+                self._set_comment(summary)
             if final is not None:
-                self._comment(final)
+                self._set_comment(final)
             if is_closing:
                 return
 
@@ -268,17 +267,9 @@ class RunRecorder:
         if warn is not None:
             warn(f"no record of this run can be kept ({reason}); {RECORDS_VARIABLE} names another folder, or none")
 
-    def _comment(self, summary: str) -> None:
-        assert self._slurm is not None
-        try:
-            self._slurm.set_comment(self._job, job_comment.merge(self._slurm.comment(self._job), summary))
-        except CommandMissing as failure:
-            logger.info("the job's comment is not set: %s", failure)
-            self._slurm = None
-        except CommandError as failure:
-            # A job that was cancelled is over before its run is.
-            is_over = isinstance(failure, CommandFailed) and "already finished" in failure.stderr
-            logger.log(logging.INFO if is_over else logging.WARNING, "the job's comment is not set: %s", failure)
+    def _set_comment(self, summary: str) -> None:
+        assert self._comment is not None, "a comment is due where none is wanted"
+        self._comment.set(summary)
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
