@@ -15,8 +15,10 @@ from slurm_pathways.config import ConfigurationError
 #: Set by srun for its tasks: the address of the machine on which srun runs.
 _SRUN_ADDRESS = "SLURM_SRUN_COMM_HOST"
 _ANY_PORT = 9
-#: The same for all processes of a machine, in whatever network and container, and another one after each boot.
+#: Together the same for all processes that have one loopback interface: one machine, since its start, and on it one
+#: network namespace.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 
 #: The addresses of each interface.
 Interfaces = Mapping[str, Sequence[str]]
@@ -24,7 +26,8 @@ Interfaces = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node is: its Slurm name, the address that it gives others, and which machine it is on."""
+    """Where a node is: its Slurm name, the address that it gives others, and with whom it shares its loopback
+    interface."""
 
     node: str
     address: str
@@ -60,8 +63,8 @@ def own_place(environ: Mapping[str, str], interface: str | None = None) -> Place
 
 
 def own_machine() -> str:
-    """The same text for all processes of this machine, and for no other's."""
-    return _BOOT_ID.read_text().strip()
+    """The same text for all processes that share the loopback interface of this one, and for no other."""
+    return f"{_BOOT_ID.read_text().strip()} {_NETWORK.readlink()}"
 
 
 def own_interfaces() -> dict[str, list[str]]:
@@ -108,7 +111,7 @@ def choose(interface: str, there: Interfaces) -> str:
 def explain_unreachable(places: Sequence[Place]) -> str | None:
     """Why some of these cannot reach another; None if nothing speaks against it.
 
-    A loopback address is good enough as long as all are one machine.
+    A loopback address is good enough as long as all share that interface.
     """
     if len({place.machine for place in places}) < 2:
         return None

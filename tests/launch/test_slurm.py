@@ -1,12 +1,21 @@
 """What a run on Slurm is made of, from the allocation: pure. The runs themselves are in tests/slurm."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_pathways.config import ConfigurationError
-from slurm_pathways.launch.node_address import Place, choose, explain_unreachable, own_address, own_interfaces
+from slurm_pathways.launch.node_address import (
+    Place,
+    choose,
+    explain_unreachable,
+    own_address,
+    own_interfaces,
+    own_machine,
+)
 from slurm_pathways.launch.placement import Placement, find_allocation, plan
 from slurm_pathways.launch.steps import StepOptions, srun_argv, step_environment
 from slurm_pathways.slurm.commands import Slurm
@@ -168,3 +177,11 @@ def test_options_of_the_job_do_not_become_options_of_our_steps() -> None:
 def test_a_nodes_address_is_that_of_the_interface_towards_the_launcher() -> None:
     assert own_address({"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURMD_NODENAME": "203.0.113.9"}) == "203.0.113.9"
     assert own_address({"SLURMD_NODENAME": "203.0.113.9"}) == "203.0.113.9"
+
+
+def test_who_shares_a_loopback_interface_is_one_machine() -> None:
+    told = [sys.executable, "-c", "from slurm_pathways.launch.node_address import own_machine; print(own_machine())"]
+    beside = subprocess.run(told, capture_output=True, text=True, timeout=30, check=True)
+    assert beside.stdout.strip() == own_machine()
+    apart = subprocess.run(["unshare", "--net", *told], capture_output=True, text=True, timeout=30, check=True)
+    assert apart.stdout.strip() != own_machine()
