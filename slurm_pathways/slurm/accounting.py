@@ -45,7 +45,7 @@ class Record:
         job: as sacct names it: ``9``, ``10_3`` of an array, ``14+1`` of a heterogeneous job.
         step: ``batch``, ``extern``, ``interactive`` or a number; "" for the job itself.
         state: the base word, as in ``states.ENDED``; ``state_detail`` is what follows it (``by 1000``).
-        exit_status: of the step; of the job that of its script.
+        exit_status: of the step; of the job that of its script. sacct takes 128 off codes from 128 up: 130 is 2 here.
         derived_exit_status: the worst of the job's steps; None for steps.
         submitted_at_unix_s, started_at_unix_s, ended_at_unix_s: None while it is not so.
         elapsed_s: whole seconds.
@@ -124,7 +124,7 @@ def _record(row: Sequence[str]) -> Record:
             name=value["JobName"],
             state=state,
             state_detail=detail,
-            exit_status=ExitStatus.parse(value["ExitCode"]),
+            exit_status=_exit_status(value["ExitCode"], state),
             derived_exit_status=ExitStatus.parse(value["DerivedExitCode"]) if value["DerivedExitCode"] else None,
             submitted_at_unix_s=_unix_s(value["Submit"]),
             started_at_unix_s=_unix_s(value["Start"]),
@@ -139,6 +139,12 @@ def _record(row: Sequence[str]) -> Record:
         )
     except ValueError as failure:
         raise AccountingError(f"the record {value['JobID']!r}: {failure}") from failure
+
+
+def _exit_status(text: str, state: str) -> ExitStatus:
+    status = ExitStatus.parse(text)
+    # Of 128 sacct leaves nothing, and what has failed must not look as if it had not.
+    return ExitStatus(128, 0) if state == "FAILED" and status == ExitStatus(0, 0) else status
 
 
 def _unix_s(text: str) -> int | None:

@@ -101,6 +101,20 @@ def test_a_row_that_a_lost_node_has_cut_off_says_nothing_of_the_end() -> None:
     assert not record.is_conclusive
 
 
+@pytest.mark.parametrize(
+    ("printed", "state", "status"),
+    [
+        ("0:0", "FAILED", (128, 0)),  # 128, of which sacct takes 128
+        ("2:0", "FAILED", (2, 0)),  # 2 or 130
+        ("0:9", "FAILED", (0, 9)),
+        ("0:0", "COMPLETED", (0, 0)),
+    ],
+)
+def test_what_has_failed_never_looks_well(printed: str, state: str, status: tuple[int, int]) -> None:
+    (record,) = parse(_text(State=state, ExitCode=printed))
+    assert record.exit_status == ExitStatus(*status)
+
+
 def test_names_and_comments_of_any_kind() -> None:
     (record,) = parse(_text(JobName="a|b\nc\n", Comment="x|y\n3"))
     assert (record.name, record.comment) == ("a|b\nc\n", "x|y\n3")
