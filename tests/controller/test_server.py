@@ -73,7 +73,7 @@ def test_a_program_is_compiled_by_one_host_and_then_loaded_by_the_others(start_c
     assert proxy.next(msg.ProgramCompiled) == msg.ProgramCompiled(session, 9, metadata, None)
 
 
-def test_a_program_that_spans_slices_makes_their_world_come_into_being(start_cluster):
+def test_a_program_that_spans_slices_makes_their_world_come_into_being(start_cluster, tmp_path):
     cluster = start_cluster(2, 1)
     assert [world.coordinator_address for world in cluster.worlds.values()] == ["", ""]
     proxy, session = cluster.attach()
@@ -81,7 +81,7 @@ def test_a_program_that_spans_slices_makes_their_world_come_into_being(start_clu
     for host, executor in enumerate(cluster.executors):
         form = executor.next(msg.FormWorld)
         assert (form.world, form.rank, form.hosts) == (3, host, (0, 1))
-        assert form.coordinator_address.startswith("127.0.0.1:")
+        assert form.coordinator_address == f"unix:{tmp_path}/world-3.sock"
         executor.send(msg.WorldFormed(host, 3, None))
     assert cluster.executors[0].next(msg.Compile).world == 3
     failure = Status(Code.INVALID_ARGUMENT, "no such op")

@@ -122,7 +122,8 @@ def test_no_secret_is_on_a_command_line_or_open_to_others(runtime: OverTcp) -> N
 @pytest.mark.parametrize("module", ["controller", "proxy", "worker"])
 def test_tcp_without_credentials_fails_at_once(module: str, tmp_path: Path) -> None:
     arguments = {
-        "controller": "--listen tcp:127.0.0.1:0 --num-slices 1 --hosts-per-slice 1 --devices-per-host 1",
+        "controller": f"--listen unix:{tmp_path}/c --listen tcp:127.0.0.1:0 "
+        "--num-slices 1 --hosts-per-slice 1 --devices-per-host 1",
         "proxy": f"--controller tcp:127.0.0.1:1 --listen unix:{tmp_path}/p --links tcp:127.0.0.1:0",
         "worker": "--controller tcp:127.0.0.1:1 --worker-id 0 --name h --devices-per-host 1 "
         f"--compile-cache {tmp_path} --run-dir {tmp_path} --log-dir {tmp_path}",

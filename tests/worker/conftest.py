@@ -211,15 +211,13 @@ class Lab:
         world = WorldId(self._world)
         address = ""
         if len(hosts) > 1:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                address = f"127.0.0.1:{probe.getsockname()[1]}"
+            address = f"unix:{self.folder}/world-{world}.sock"
             service = _jax.get_distributed_runtime_service(
                 address, len(hosts), heartbeat_timeout=100, shutdown_timeout=5, recoverable=True
             )
             self._services.callback(service.shutdown)
         for rank, host in enumerate(hosts):
-            self.hosts[host].send(wire.FormWorld(world, address, rank, tuple(HostIndex(h) for h in hosts)))
+            self.hosts[host].send(wire.FormWorld(world, address, "", rank, tuple(HostIndex(h) for h in hosts)))
         for host in hosts:
             formed = self.hosts[host].inbox.take(wire.WorldFormed).message
             assert formed.failure is None, formed.failure

@@ -6,9 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from pathways_runtime.core.ids import WorldId
+from pathways_runtime.transport.addresses import UnixAddress
 from pathways_runtime.transport.lifeline import Child, spawn
+from pathways_runtime.transport.network import Network
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +21,9 @@ _STOP_GRACE_S = 2.0
 
 
 class _Service:
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child, socket_path: Path) -> None:
         self.child = child
+        self.socket_path = socket_path
         self.events_fd = child.take_events_fd()
         self.received = b""
         self.timeout: asyncio.TimerHandle | None = None
@@ -31,16 +35,19 @@ class Coordinators:
     Args:
         on_started: called with a world and its service's address.
         on_failed: called with a world and a reason, once, when its service did not start or ended unasked.
-        host: the name or address under which members of other hosts reach this one; None: all are on this host.
+        folder: this user's alone, for their sockets.
+        network: where members of other hosts come in, and the job's credentials; None: all are on this host.
     """
 
     def __init__(
         self,
         on_started: Callable[[WorldId, str], None],
         on_failed: Callable[[WorldId, str], None],
-        host: str | None = None,
+        folder: Path,
+        network: Network | None = None,
     ) -> None:
-        self._host = host
+        self._folder = folder
+        self._network = network
         self._on_started = on_started
         self._on_failed = on_failed
         self._services: dict[WorldId, _Service] = {}
@@ -49,9 +56,10 @@ class Coordinators:
     def start(self, world: WorldId, num_members: int) -> None:
         """Start a world's service."""
         argv = [sys.executable, "-P", "-m", "pathways_runtime.controller.coordination"]
-        argv += ["--num-members", str(num_members)]
-        if self._host is not None:
-            argv += ["--host", self._host]
+        socket_path = self._folder / f"world-{world}.sock"
+        argv += ["--num-members", str(num_members), "--listen", str(UnixAddress(str(socket_path)))]
+        if self._network is not None:
+            argv += self._network.as_options()
         # One thread for numpy, which jaxlib imports and which nothing here uses.
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
@@ -59,7 +67,7 @@ class Coordinators:
         except OSError as failure:
             self._on_failed(world, f"it could not be started: {failure}")
             return
-        service = _Service(child)
+        service = _Service(child, socket_path)
         self._services[world] = service
         self._loop.add_reader(service.events_fd, self._readable, world, service)
         self._loop.add_reader(child.pidfd, self._ended, world, service)
@@ -70,7 +78,7 @@ class Coordinators:
         service = self._services.pop(world, None)
         if service is not None:
             self._forget(service)
-            service.child.reap()
+            _reap(service)
 
     def pids(self) -> list[int]:
         """Of the services that run."""
@@ -83,6 +91,8 @@ class Coordinators:
             self._forget(service)
             service.child.release_lifeline()
         await asyncio.gather(*(service.child.stop_on_loop(_STOP_GRACE_S) for service in services))
+        for service in services:
+            _reap(service)
 
     def _forget(self, service: _Service) -> None:
         self._loop.remove_reader(service.child.pidfd)
@@ -113,11 +123,18 @@ class Coordinators:
     def _ended(self, world: WorldId, service: _Service) -> None:
         self._services.pop(world, None)
         self._forget(service)
-        returncode = service.child.reap()
+        returncode = _reap(service)
         self._on_failed(world, f"its process ended with {returncode}")
 
     def _too_late(self, world: WorldId, service: _Service) -> None:
         self._services.pop(world, None)
         self._forget(service)
-        service.child.reap()
+        _reap(service)
         self._on_failed(world, f"it did not listen within {START_TIMEOUT_S:g} s")
+
+
+def _reap(service: _Service) -> int:
+    """End it, if it has not, and leave nothing of it; its exit code."""
+    returncode = service.child.reap()
+    service.socket_path.unlink(missing_ok=True)
+    return returncode

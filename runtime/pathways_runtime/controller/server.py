@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from pathways_runtime.controller.coordinators import Coordinators
@@ -19,8 +20,9 @@ from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import Event, PeerId
 from pathways_runtime.core.ids import HostIndex, SessionId, WorldId
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.transport import streams
+from pathways_runtime.transport import addresses, streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
+from pathways_runtime.transport.host_key import local_host_key
 from pathways_runtime.transport.lifeline import EventWriter
 from pathways_runtime.transport.network import Network
 from pathways_runtime.wire import messages as msg
@@ -68,9 +70,13 @@ class Controller:
     Args:
         core: decides everything.
         topology: of ``core``.
-        listen: the addresses to listen at, e.g. a Unix socket for this host and a TCP port for others.
-        network: needed for TCP. Coordination services then listen on its interface too.
+        listen: the addresses to listen at: a Unix socket for this host, in a folder that is this user's alone, and
+            perhaps a TCP port for others.
+        network: needed for TCP. Members of other hosts then reach coordination services over it.
         announcements: what the launcher is told.
+
+    Raises:
+        AddressError: it has no Unix socket.
     """
 
     def __init__(
@@ -91,8 +97,9 @@ class Controller:
         self._peers: dict[PeerId, _Peer] = {}
         self._last_peer = 0
         self._coordinators = Coordinators(
-            self._coordination_started, self._coordination_failed, None if network is None else network.host
+            self._coordination_started, self._coordination_failed, _folder_beside(listen), network
         )
+        self._host_key = local_host_key()
         self._streams = OperationStreams(self._send_batch, self._send_batch_through, self._place_of)
         #: The connection of the executor behind each virtual host.
         self._executors: list[_Peer | None] = [None] * topology.num_hosts
@@ -635,7 +642,9 @@ class Controller:
     def _perform_form_member(self, instruction: ins.FormMember) -> None:
         self._send(
             instruction.peer,
-            msg.FormWorld(instruction.world, instruction.coordinator_address, instruction.rank, instruction.hosts),
+            msg.FormWorld(
+                instruction.world, instruction.coordinator_address, self._host_key, instruction.rank, instruction.hosts
+            ),
         )
 
     def _perform_compile_member(self, instruction: ins.CompileMember) -> None:
@@ -683,3 +692,15 @@ class Controller:
     def _perform_announce(self, instruction: ins.Announce) -> None:
         logger.info("event=%s %s", instruction.event, " ".join(f"{k}={v!r}" for k, v in instruction.fields.items()))
         self._announcements.write(instruction.event, **instruction.fields)
+
+
+def _folder_beside(listen: Sequence[str]) -> Path:
+    """Where coordination services have their sockets."""
+    for address in listen:
+        parsed = addresses.parse(address)
+        if isinstance(parsed, addresses.UnixAddress):
+            return Path(parsed.path).parent
+    raise addresses.AddressError(
+        f"{', '.join(listen)}: a controller must listen at a Unix socket too (unix:/path), beside which coordination "
+        "services listen"
+    )

@@ -216,6 +216,8 @@ class Credentials:
     def _complete(self, context: ssl.SSLContext) -> None:
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
+        # An end of TCP without TLS's own ends that direction only. What is sent over it says by itself what is whole.
+        context.options |= getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
         # The job's authority only: PROTOCOL_TLS_* loads none of the system's.
         context.load_verify_locations(cadata=self.authority)
         # OpenSSL wants a file; this one has no name and lives as long as this block.

@@ -25,11 +25,13 @@ class Network:
         host: the name or IP address under which other hosts reach this one: that of the interface to use. None in a
             process where nobody connects from elsewhere.
         encrypts_data: whether the data plane encrypts. Control streams and session links always do.
+        folder: of the credentials, for processes that this one starts.
     """
 
     credentials: Credentials
     host: str | None = None
     encrypts_data: bool = True
+    folder: Path | None = None
 
     @property
     def any_port(self) -> str:
@@ -55,6 +57,12 @@ class Network:
         make = handshakes.tls_connecting if self.encrypts_data else handshakes.plain_connecting
         return make(self.credentials)
 
+    def as_options(self) -> list[str]:
+        """``from_options``, for a process that this one starts; empty where nobody connects from elsewhere."""
+        if self.folder is None or self.host is None:
+            return []
+        return ["--credentials", str(self.folder), "--advertise", self.host]
+
     @classmethod
     def from_options(cls, credentials: Path | None, host: str | None, encryption: str = "tls") -> Self | None:
         """From a command line; None without credentials: nothing but Unix sockets then.
@@ -62,7 +70,9 @@ class Network:
         Raises:
             CredentialsError: they cannot be loaded.
         """
-        return None if credentials is None else cls(Credentials.load(credentials), host, encryption != "none")
+        if credentials is None:
+            return None
+        return cls(Credentials.load(credentials), host, encryption != "none", credentials)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

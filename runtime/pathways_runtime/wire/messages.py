@@ -370,10 +370,14 @@ class Bind(Message, frozen=True, tag="Bind"):
 
 
 class FormWorld(Message, frozen=True, tag="FormWorld"):
-    """Make a PJRT client that is member ``rank`` of a world whose members are ``hosts`` in rank order."""
+    """Make a PJRT client that is member ``rank`` of a world whose members are ``hosts`` in rank order.
+
+    ``coordinator_address`` is empty in a world of one. ``coordinator_host_key`` is that of the service's host.
+    """
 
     world: WorldId
     coordinator_address: str
+    coordinator_host_key: str
     rank: int
     hosts: tuple[HostIndex, ...]
 

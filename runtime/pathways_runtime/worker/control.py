@@ -220,16 +220,17 @@ class Executor:
         bound, _ = self._require_bound()
         failure = None
         try:
-            world = worlds.form(
-                message.world,
-                bound.topology,
-                self._config.platform,
-                message.hosts,
-                message.rank,
-                message.coordinator_address,
-                self._collectives_host(message.hosts),
-            )
-        except (pjrt.PjrtError, RuntimeError, ValueError) as raised:
+            with self._way_to_coordination(message) as coordinator_address:
+                world = worlds.form(
+                    message.world,
+                    bound.topology,
+                    self._config.platform,
+                    message.hosts,
+                    message.rank,
+                    coordinator_address,
+                    self._collectives_host(message.hosts),
+                )
+        except (pjrt.PjrtError, OSError, RuntimeError, ValueError) as raised:
             logger.exception("world %d cannot be formed", message.world)
             failure = pjrt.status_of(raised)
         else:
@@ -237,6 +238,17 @@ class Executor:
             if message.hosts == bound.topology.hosts_of_slice(bound.topology.slice_of_host(bound.host)):
                 self._home = world
         self._send(WorldFormed(self._config.worker, message.world, failure))
+
+    def _way_to_coordination(self, message: FormWorld) -> contextlib.AbstractContextManager[str]:
+        config = self._config
+        folder = Path(addresses.parse_unix(config.data_address).path).parent
+        path = folder / f"world-{message.world}-{config.worker}-{config.epoch}.sock"
+        return worlds.way_to_coordination(
+            message.coordinator_address,
+            message.coordinator_host_key == config.host_key,
+            str(addresses.UnixAddress(str(path))),
+            config.network,
+        )
 
     def _collectives_host(self, members: tuple[HostIndex, ...]) -> str:
         """Where members of a world reach this one: on the loopback interface only if all are on this host."""

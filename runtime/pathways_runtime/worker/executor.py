@@ -13,7 +13,7 @@ from pathways_runtime.core.ids import WorkerId
 from pathways_runtime.transport import addresses, network
 from pathways_runtime.transport.addresses import AddressError, UnixAddress
 from pathways_runtime.transport.credentials import CredentialsError
-from pathways_runtime.transport.dataplane import local_host_key
+from pathways_runtime.transport.host_key import local_host_key
 from pathways_runtime.transport.lifeline import die_with_parent, watch_lifeline
 from pathways_runtime.worker import environment
 

@@ -306,7 +306,8 @@ class Supervisor:
             self._executor = None
             # Ends at once when it has ended by itself; the rest is for the case that we are cancelled.
             returncode = await child.stop_on_loop(STOP_GRACE_S)
-            self._data_socket(epoch).unlink(missing_ok=True)
+            for path in self._sockets(epoch):
+                path.unlink(missing_ok=True)
             logger.info("executor of epoch %d ended: exit code %d", epoch, returncode)
             self._events.write("executor_exited", epoch=epoch, returncode=returncode)
             self._report_exit(epoch, returncode, log_tail(log_path, LOG_TAIL_LINES))
@@ -322,6 +323,11 @@ class Supervisor:
 
     def _data_socket(self, epoch: int) -> Path:
         return self._options.run_dir / f"data-{self._options.worker_id}-{epoch}.sock"
+
+    def _sockets(self, epoch: int) -> list[Path]:
+        """What an executor that was killed leaves behind."""
+        of_worlds = self._options.run_dir.glob(f"world-*-{self._options.worker_id}-{epoch}.sock")
+        return [self._data_socket(epoch), *of_worlds]
 
     def _executor_argv(self, epoch: int, relay_address: str) -> list[str]:
         options = self._options

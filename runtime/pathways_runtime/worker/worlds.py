@@ -1,11 +1,15 @@
 """Worlds: the PJRT clients of this executor, and where arrays lie in them."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pathways_runtime.core.ids import DeviceId, HostIndex, WorldId
 from pathways_runtime.core.topology import Topology
+from pathways_runtime.transport import addresses
+from pathways_runtime.transport.network import Network
+from pathways_runtime.transport.tunnel import Entrance
 from pathways_runtime.worker import pjrt
 
 logger = logging.getLogger(__name__)
@@ -106,6 +110,38 @@ class World:
         return found
 
 
+@contextlib.contextmanager
+def way_to_coordination(
+    address: str, is_same_host: bool, socket_address: str, network: Network | None
+) -> Iterator[str]:
+    """The Unix socket at which a member connects to its world's coordination service while the world forms.
+
+    The service's own on its host, else one of ours at ``socket_address``, from which a tunnel leads there. That socket
+    is there only within the block, as jaxlib does not connect twice: it aborts the process when the connection ends.
+    After an orderly end of the block the tunnel stays for as long as the process.
+
+    Args:
+        address: of the service, as the controller says.
+        network: the job's credentials.
+
+    Raises:
+        AddressError: it is on another host, and there are no credentials. OSError: see ``addresses.listen``.
+    """
+    way = addresses.way_to(address, is_same_host)
+    if not way.startswith("tcp:"):
+        yield way
+        return
+    if network is None:
+        raise addresses.AddressError(f"{way}: TCP needs the job's credentials, and this process was given none")
+    entrance = Entrance(socket_address, way, network.connecting())
+    try:
+        yield socket_address
+    except BaseException:
+        entrance.close()
+        raise
+    entrance.stop_listening()
+
+
 def form(
     world: WorldId,
     topology: Topology,
@@ -118,6 +154,7 @@ def form(
     """Make this host's client of a world; blocks until all members are there.
 
     Args:
+        coordinator_address: the Unix socket of its coordination service, or of a tunnel; unused in a world of one.
         collectives_host: the interface on which other members reach this one in collectives.
 
     Raises:

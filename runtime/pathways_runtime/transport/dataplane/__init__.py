@@ -9,6 +9,6 @@ to its place and ``release`` it at once.
 
 from pathways_runtime.transport.dataplane.messages import Key, PeerLost
 from pathways_runtime.transport.dataplane.payload import Payload
-from pathways_runtime.transport.dataplane.plane import DEFAULT_BUDGET_BYTES, DataPlane, local_host_key
+from pathways_runtime.transport.dataplane.plane import DEFAULT_BUDGET_BYTES, DataPlane
 
-__all__ = ["DEFAULT_BUDGET_BYTES", "DataPlane", "Key", "Payload", "PeerLost", "local_host_key"]
+__all__ = ["DEFAULT_BUDGET_BYTES", "DataPlane", "Key", "Payload", "PeerLost"]

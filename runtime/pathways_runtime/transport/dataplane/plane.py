@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +26,6 @@ logger = logging.getLogger(__name__)
 
 #: Per peer and direction: what may lie in shared memory or receive buffers unreleased.
 DEFAULT_BUDGET_BYTES = 512 << 20
-
-
-def local_host_key() -> str:
-    """The host key of this process: two that have the same can share memory, as they run under one kernel, see the
-    same files, and nothing can come between them that would part their hosts: they also have the same network.
-    """
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespaces = "/".join(str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net"))
-    return f"{boot_id}/{namespaces}/{os.geteuid()}"
 
 
 class DataPlane:
