@@ -40,12 +40,14 @@ _COMFORTABLE_SPEC = RuntimeSpec(num_slices=8)
 _FIRST_TIMEOUT_S = 5.0
 #: For each further answer; a step on all nodes is one.
 _SLURM_TIMEOUT_S = 30.0
-#: What a node says of itself, with the Python and the folder of a run as arguments. The plugin's option is in srun's
-#: help wherever plugstack.conf names it.
+HERE = "here"
+#: In srun's help wherever plugstack.conf names the plugin.
+PLUGIN_OPTION = "--pathways"
+#: What a node says of itself, with the Python and the folder of a run and the plugin's option as arguments.
 _ON_NODE = """
 is() { "$@" >/dev/null 2>&1 && printf yes || printf no; }
-plugin() { srun --help | grep -q -e '--pathways'; }
-echo "$SLURMD_NODENAME $(is test -x "$1") $(is test -d "$2") $(is plugin)"
+plugin() { srun --help | grep -q -e "$3"; }
+echo "$SLURMD_NODENAME $(is test -x "$1") $(is test -d "$2") $(is plugin "$@")"
 """
 
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
@@ -206,14 +208,22 @@ def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
     return [
         finding,
         Finding("Slurm is asked by", Level.OK, f"{chosen.name}: {chosen.reason}"),
-        *_check_allocation(environ, slurm, chosen.queries),
+        *_check_allocation(environ, slurm, chosen.queries, _has_plugin(slurm)),
     ]
 
 
-def _check_allocation(environ: Mapping[str, str], slurm: Slurm, queries: Queries) -> list[Finding]:
+def _has_plugin(slurm: Slurm) -> bool:
+    """Whether srun has the plugin's option on this machine."""
+    try:
+        return PLUGIN_OPTION in slurm.run(["srun", "--help"])
+    except CommandError:
+        return False
+
+
+def _check_allocation(environ: Mapping[str, str], slurm: Slurm, queries: Queries, has_plugin: bool) -> list[Finding]:
     if not is_in_job(environ):
-        found = "none: this is not inside a job"
-        return [Finding("allocation", Level.OK, f"{found}; start one with salloc or sbatch, or use run --local")]
+        found = "none: this is not inside a job; start one with salloc or sbatch, or use run --local"
+        return [Finding("allocation", Level.OK, found), check_plugin({HERE: has_plugin})]
     try:
         allocation = find_allocation(environ)
     except ConfigurationError as failure:
@@ -240,28 +250,30 @@ def _check_allocation(environ: Mapping[str, str], slurm: Slurm, queries: Queries
     if silent:
         found = f"slurmctld has no answer from {hostlist.compress(silent)}"
         return [Finding("allocation", Level.OK, what), Finding("nodes", Level.ERROR, found, "wait, or start a new job")]
-    return [Finding("allocation", Level.OK, what), *_check_nodes(allocation, slurm)]
+    return [Finding("allocation", Level.OK, what), *_check_nodes(allocation, slurm, has_plugin)]
 
 
-def _check_nodes(allocation: Allocation, slurm: Slurm) -> list[Finding]:
+def _check_nodes(allocation: Allocation, slurm: Slurm, has_plugin: bool) -> list[Finding]:
     """What every node says of itself, in a step."""
     options = StepOptions("pathways-doctor", ",".join(allocation.nodes), num_nodes=len(allocation.nodes))
-    on_node = ["/bin/sh", "-c", _ON_NODE, "sh", sys.executable, os.getcwd()]  # noqa: PTH109 (bytes-exact)
+    on_node = ["/bin/sh", "-c", _ON_NODE, "sh", sys.executable, os.getcwd(), PLUGIN_OPTION]  # noqa: PTH109 (bytes-exact)
     try:
         lines = slurm.run(srun_argv(allocation, options, on_node)).splitlines()
     except CommandError as failure:
         return [Finding("nodes", Level.ERROR, str(failure), "srun --overlap hostname says more")]
-    return check_nodes_said(allocation.nodes, lines, sys.executable, os.getcwd())  # noqa: PTH109
+    said = {words[0]: [word == "yes" for word in words[1:]] for words in map(str.split, lines) if len(words) == 4}
+    plugin = {HERE: has_plugin, **{node: said[node][2] for node in allocation.nodes if node in said}}
+    findings = check_nodes(allocation.nodes, said, sys.executable, os.getcwd())  # noqa: PTH109
+    return [*findings, check_plugin(plugin)]
 
 
-def check_nodes_said(nodes: Sequence[str], lines: Sequence[str], python: str, folder: str) -> list[Finding]:
-    """What nodes say of themselves: lines of their names, and ``yes`` or ``no`` for Python, folder and plugin."""
-    said = {words[0]: words[1:] for words in map(str.split, lines) if len(words) == 4}
+def check_nodes(nodes: Sequence[str], said: Mapping[str, Sequence[bool]], python: str, folder: str) -> list[Finding]:
+    """What nodes have said of themselves: whether each has ``python``, and sees ``folder``."""
     findings = []
     without = {
         "no answer from": [node for node in nodes if node not in said],
-        f"no {python} on": [node for node in nodes if node in said and said[node][0] == "no"],
-        f"no folder {folder} on": [node for node in nodes if node in said and said[node][1] == "no"],
+        f"no {python} on": [node for node in nodes if node in said and not said[node][0]],
+        f"no folder {folder} on": [node for node in nodes if node in said and not said[node][1]],
     }
     remedies = (
         "start a new job without them",
@@ -274,14 +286,25 @@ def check_nodes_said(nodes: Sequence[str], lines: Sequence[str], python: str, fo
     if not findings:
         found = f"all {len(nodes)} start steps, and see {python} and {folder}"
         findings.append(Finding("nodes", Level.OK, found))
-    having = [node for node in nodes if node in said and said[node][2] == "yes"]
-    if having and len(having) < len(said):
-        found = f"only on {hostlist.compress(having)}"
-        findings.append(Finding("SPANK plugin", Level.WARNING, found, "srun --pathways needs it on all nodes"))
-    else:
-        found = "on all nodes: srun --pathways works" if having else "on no node; only srun --pathways needs it"
-        findings.append(Finding("SPANK plugin", Level.OK, found))
     return findings
+
+
+def _listed(places: Sequence[str]) -> str:
+    nodes = [place for place in places if place != HERE]
+    parts = [HERE] if HERE in places else []
+    return " and ".join([*parts, f"on {hostlist.compress(nodes)}"] if nodes else parts)
+
+
+def check_plugin(places: Mapping[str, bool]) -> Finding:
+    """The SPANK plugin, by place: a node, or ``here``."""
+    having = [place for place, has in places.items() if has]
+    lacking = [place for place, has in places.items() if not has]
+    if not having:
+        return Finding("SPANK plugin", Level.OK, "not here; only srun --pathways needs it")
+    if not lacking:
+        return Finding("SPANK plugin", Level.OK, f"loaded: srun --pathways works ({_listed(having)})")
+    found = f"loaded {_listed(having)}, but not {_listed(lacking)}"
+    return Finding("SPANK plugin", Level.WARNING, found, "srun --pathways needs it on all of them")
 
 
 def _check_optional(name: str, purpose: str) -> Finding:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from slurm_pathways import doctor
-from slurm_pathways.doctor import Finding, Level, check_nodes_said, check_slurm
+from slurm_pathways.doctor import Finding, Level, check_nodes, check_plugin, check_slurm
 from slurm_pathways.slurm.environment import read_allocation
 
 SAMPLES = Path(__file__).parents[1] / "slurm" / "unit" / "samples" / "pyslurm"
 #: Job 3 of the samples.
 JOB = {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+#: What an srun with the plugin does when it is asked for help.
+HELP = '[ "$1" != --help ] || { echo "      --pathways[=OPTIONS]"; exit; }\n'
 #: node0 and node1.
 JOBS_NODES = (SAMPLES / "scontrol_node_22.05.txt").read_text().partition("NodeName=node2")[0]
 
@@ -25,7 +27,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stand_in(tmp_path, "squeue", f"cat {SAMPLES}/squeue_22.05.json")
     (tmp_path / "nodes").write_text(JOBS_NODES)
     stand_in(tmp_path, "scontrol", f"cat {tmp_path}/nodes")
-    stand_in(tmp_path, "srun", "echo node1 yes yes yes; echo node0 yes yes yes")
+    stand_in(tmp_path, "srun", f"{HELP}echo node1 yes yes yes; echo node0 yes yes yes")
     return tmp_path
 
 
@@ -49,12 +51,13 @@ def test_in_an_allocation(commands: Path) -> None:
     assert found["Slurm is asked by"].found.startswith("commands: pyslurm ")
     assert found["allocation"].found == "job 3 on 2 nodes, node[0-1]"
     assert found["nodes"].found == f"all 2 start steps, and see {sys.executable} and {os.getcwd()}"  # noqa: PTH109
-    assert found["SPANK plugin"].found == "on all nodes: srun --pathways works"
+    assert found["SPANK plugin"].found == "loaded: srun --pathways works (here and on node[0-1])"
 
 
 def test_outside_of_a_job(commands: Path) -> None:
     found = examine(commands, {})
-    assert set(found) == {"Slurm", "Slurm is asked by", "allocation"}
+    assert set(found) == {"Slurm", "Slurm is asked by", "allocation", "SPANK plugin"}
+    assert found["SPANK plugin"].found == "loaded: srun --pathways works (here)"
     assert found["allocation"].level is Level.OK
     assert found["allocation"].found.startswith("none: this is not inside a job; start one with salloc")
 
@@ -116,17 +119,28 @@ def test_a_step_that_fails(commands: Path) -> None:
     assert "Unable to create step" in found.found
 
 
+def test_nodes_that_lack_something(commands: Path) -> None:
+    stand_in(commands, "srun", f"{HELP}echo node1 yes no no; echo srun: something else")
+    findings = check_slurm({"PATH": str(commands), **JOB})[-3:]
+    folder = os.getcwd()  # noqa: PTH109
+    assert [(finding.subject, finding.level, finding.found) for finding in findings] == [
+        ("nodes", Level.ERROR, "no answer from node0"),
+        ("nodes", Level.ERROR, f"no folder {folder} on node1"),
+        ("SPANK plugin", Level.WARNING, "loaded here, but not on node1"),
+    ]
+
+
 def test_what_nodes_lack() -> None:
-    lines = ["node0 yes yes yes", "node1 no yes no", "node2 no no no", "srun: something else"]
-    findings = check_nodes_said(("node0", "node1", "node2", "node3"), lines, "/opt/python", "/work")
+    said = {"node0": (True, True), "node1": (False, True), "node2": (False, False)}
+    findings = check_nodes(("node0", "node1", "node2", "node3"), said, "/opt/python", "/work")
     assert [(finding.level, finding.found) for finding in findings] == [
         (Level.ERROR, "no answer from node3"),
         (Level.ERROR, "no /opt/python on node[1-2]"),
         (Level.ERROR, "no folder /work on node2"),
-        (Level.WARNING, "only on node0"),
     ]
 
 
-def test_no_plugin() -> None:
-    findings = check_nodes_said(("node0",), ["node0 yes yes no"], "/opt/python", "/work")
-    assert findings[-1] == Finding("SPANK plugin", Level.OK, "on no node; only srun --pathways needs it")
+def test_where_the_plugin_is() -> None:
+    assert check_plugin({"here": False, "node0": False}).found == "not here; only srun --pathways needs it"
+    mixed = check_plugin({"here": False, "node0": True})
+    assert (mixed.level, mixed.found) == (Level.WARNING, "loaded on node0, but not here")

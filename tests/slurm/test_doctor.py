@@ -30,7 +30,7 @@ def test_an_allocation_that_is_well(sandbox: Sandbox, tmp_path: Path) -> None:
     assert found["Slurm"]["found"].startswith("22.05.")
     assert found["allocation"]["found"].endswith("on 2 nodes, node[0-1]")
     assert found["nodes"]["found"] == f"all 2 start steps, and see {sys.executable} and {tmp_path}"
-    assert found["SPANK plugin"]["found"].startswith("on no node")
+    assert found["SPANK plugin"]["found"].startswith("not here;")
 
 
 def test_a_folder_that_only_the_login_has(sandbox: Sandbox) -> None:
