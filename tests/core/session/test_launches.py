@@ -77,8 +77,24 @@ def test_a_shard_that_another_array_names_is_not_taken(session: SessionDriver, c
     second = client.last()[0]
     assert isinstance(second, SubmitOperation) and isinstance(second.operation, Launch)
     assert second.operation.non_donatable == ()
-    (_, token) = second.consumes
-    assert second.consumes[0] == alias and token in launch.reads
+    (taken, token, founder) = second.consumes
+    assert (taken, founder) == (alias, array) and token in launch.reads
+    session.run_workers()
+
+
+def test_shards_are_taken_after_who_read_them_before_they_were_shared(session: SessionDriver, client: Client) -> None:
+    array, executable = client.array(), client.identity(donated=(0,))
+    # This reader knows of no sharing yet.
+    client.execute(client.identity(), array)
+    reader = client.last()[0]
+    assert isinstance(reader, SubmitOperation) and isinstance(reader.operation, Launch)
+    alias = client.mint()
+    session.ask(requests.CopyArrays((array,), (), None, ArrayCopySemantics.DONATE_INPUT, (alias,)))
+    client.execute(executable, alias)
+    taker = client.last()[0]
+    assert isinstance(taker, SubmitOperation) and isinstance(taker.operation, Launch)
+    assert taker.operation.non_donatable == ()
+    assert array in reader.reads and array in taker.consumes
     session.run_workers()
 
 

@@ -129,13 +129,16 @@ class Storage:
     Attributes:
         token: a handle of no array, which stands for the shards in ``reads`` and ``consumes``: a launch that takes the
             buffers comes after all readers of every array that ever named them, whatever their handles are.
+        founder: the array that had the shards alone, until the first Alias: who read it before then has not named the
+            token.
         num_arrays: live arrays that carry it.
     """
 
-    __slots__ = ("num_arrays", "token")
+    __slots__ = ("founder", "num_arrays", "token")
 
-    def __init__(self, token: Handle) -> None:
+    def __init__(self, token: Handle, founder: Handle) -> None:
         self.token = token
+        self.founder = founder
         self.num_arrays = 0
 
 
@@ -150,7 +153,8 @@ class ArrayRecord(msgspec.Struct, gc=False):
         is_deleted: deleted or donated; the handle is known until it is destructed.
         is_ready: known to be computed, as a wait for it has succeeded.
         via_transfers: transfers that its shards come from, directly or through aliases; a launch that reads it names
-        them. storages: see Storage; None while nothing was ever aliased.
+            them.
+        storages: see Storage; None while nothing was ever aliased.
     """
 
     dtype: DType

@@ -86,12 +86,13 @@ class SessionState:
         """Record an array that fails before anything is asked of workers."""
         self.arrays.records[handle] = ArrayRecord(dtype, shape, placement, (), cause)
 
-    def share(self, record: ArrayRecord, sources: Iterable[ArrayRecord]) -> None:
+    def share(self, record: ArrayRecord, sources: Iterable[Handle]) -> None:
         """Note that a new array names shards of live arrays; see Storage."""
         storages: dict[Storage, None] = {}
-        for source in sources:
+        for handle in sources:
+            source = self.arrays.records[handle]
             if source.storages is None:
-                source.sharing((Storage(self.mint()),))
+                source.sharing((Storage(self.mint(), handle),))
             assert source.storages is not None
             storages.update(dict.fromkeys(source.storages))
         record.sharing(tuple(storages))

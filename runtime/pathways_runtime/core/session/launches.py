@@ -124,7 +124,10 @@ def _launch(
                 continue
             taken.append(handle)
             if record.storages is not None:
-                taken.extend(storage.token for storage in record.storages)
+                for storage in record.storages:
+                    taken.append(storage.token)
+                    if storage.founder != handle:
+                        taken.append(storage.founder)
             record.leave_workers()
         consumes = tuple(taken)
         if kept:

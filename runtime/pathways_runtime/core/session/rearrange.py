@@ -363,7 +363,7 @@ def _submit_alias(state: SessionState, news: list[_NewArray]) -> None:
     for new in news:
         sources = [records[handle] for handle in new.sources]
         record = state.new_array(new.handle, new.dtype, new.shape, new.placement)
-        state.share(record, sources)
+        state.share(record, new.sources)
         record.via_transfers = _via(sources)
         record.is_ready = all(source.is_ready for source in sources)
         results.append(sharded_result(new.handle, record))
@@ -410,7 +410,7 @@ def _submit_transfer(state: SessionState, news: list[_NewArray]) -> None:
                 )
             )
         if kept:
-            state.share(record, [sources[source] for source in kept])
+            state.share(record, [new.sources[source] for source in kept])
         # A sender speaks up when its sources are there, so what they came by is settled; what stays on its host is not.
         record.via_transfers = (*_via(sources[source] for source in local), op_id)
         results.append(sharded_result(new.handle, record))
