@@ -1,29 +1,41 @@
 """``slurm-pathways status``: find a running runtime, ask its controller, and show the report."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_pathways.config import RUN_DIR_VARIABLE
+from slurm_pathways.launch import controller_status
+from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
+from slurm_pathways.launch.local import CONTROLLER
 from slurm_pathways.launch.run_folder import RunRecord, is_live, live_runs, read_record, runs_roots
+from slurm_pathways.launch.steps import enter_environment
+from slurm_pathways.slurm.commands import CommandError, Slurm
+from slurm_pathways.slurm.environment import job_id_of
 from slurm_pathways.tables import table
 
 #: A controller answers from memory; proxies and executors that it asks first have the rest of the time.
 REPLY_TIMEOUT_S = 10.0
+#: For Slurm to start a step on the node of the controller.
+_STEP_TIMEOUT_S = 30.0
 
 
 class StatusUnavailable(Exception):
     """There is no run to ask, or it does not answer; the message says what to do."""
 
 
-def find_run(run_dir: Path | None, environ: Mapping[str, str]) -> tuple[Path, RunRecord]:
+def find_run(run_dir: Path | None, environ: Mapping[str, str], job_id: int | None = None) -> tuple[Path, RunRecord]:
     """The run that the user means: the folder given, else the run we are in, else the only one that runs.
+
+    Args:
+        job_id: only one in this Slurm job.
 
     Raises:
         StatusUnavailable: there is none, or there are several.
     """
-    if run_dir is None and environ.get(RUN_DIR_VARIABLE):
+    if run_dir is None and job_id is None and environ.get(RUN_DIR_VARIABLE):
         run_dir = Path(environ[RUN_DIR_VARIABLE])
     if run_dir is not None:
         record = read_record(run_dir)
@@ -31,11 +43,17 @@ def find_run(run_dir: Path | None, environ: Mapping[str, str]) -> tuple[Path, Ru
             raise StatusUnavailable(f"{run_dir} is not the folder of a run that runs now")
         return run_dir, record
     roots = runs_roots(environ)
-    runs = live_runs(*roots)
+    all_runs = live_runs(*roots)
+    wanted = job_id_of(environ) if job_id is None else job_id
+    runs = [run for run in all_runs if run[1].job_id == wanted]
+    if job_id is None:
+        # One that we are not in is meant where there is no other.
+        runs = runs or all_runs
     if not runs:
+        whose = "no run of yours" if job_id is None else f"no run of yours in job {job_id}"
         raise StatusUnavailable(
-            f"no run of yours runs on this machine (looked in {' and '.join(map(str, roots))}); where it was started "
-            "with --run-dir, give that folder with --run"
+            f"{whose} runs on this machine (looked in {' and '.join(map(str, roots))}); where it was started with "
+            "--run-dir, give that folder with --run"
         )
     if len(runs) > 1:
         listed = "\n".join(f"  {path}  {' '.join(record.program_argv)}" for path, record in runs)
@@ -43,20 +61,50 @@ def find_run(run_dir: Path | None, environ: Mapping[str, str]) -> tuple[Path, Ru
     return runs[0]
 
 
-def fetch(run_dir: Path | None, environ: Mapping[str, str]) -> Report:
+def is_here(job_id: int, environ: Mapping[str, str]) -> bool:
+    """Whether a run of this job is to be found on this machine, or we are in the job and it is nowhere else."""
+    runs = live_runs(*runs_roots(environ))
+    return job_id_of(environ) == job_id or any(record.job_id == job_id for _, record in runs)
+
+
+def fetch(run_dir: Path | None, environ: Mapping[str, str], job_id: int | None = None) -> Report:
     """The report of the run that the user means (see ``find_run``); docs/status.md has its schema.
 
     Raises:
         StatusUnavailable: no run, or no answer in ``REPLY_TIMEOUT_S``.
     """
-    path, record = find_run(run_dir, environ)
+    beside = _controller_beside_our_proxy(environ) if run_dir is None and job_id is None else None
+    if beside is not None:
+        path = Path(environ[RUN_DIR_VARIABLE])
+    else:
+        path, record = find_run(run_dir, environ, job_id)
     try:
-        report = ask(record.controller_address, REPLY_TIMEOUT_S)
+        report = _ask_where_it_is(record, environ) if beside is None else ask(beside, REPLY_TIMEOUT_S)
     except NoAnswer as failure:
         raise StatusUnavailable(
             f"the controller of {path} {failure}; its log is {path / 'logs' / 'controller.log'}"
         ) from failure
     return {**report, "run_dir": str(path)}
+
+
+def _controller_beside_our_proxy(environ: Mapping[str, str]) -> str | None:
+    """For the program of a run whose launcher is on another machine: the controller's address on this one."""
+    proxy = environ.get(JAX_BACKEND_TARGET, "").removeprefix(backend_target("unix:"))
+    if RUN_DIR_VARIABLE not in environ or not proxy.startswith("/"):
+        return None
+    socket = Path(proxy).with_name(f"{CONTROLLER}.sock")
+    return f"unix:{socket}" if socket.exists() else None
+
+
+def _ask_where_it_is(record: RunRecord, environ: Mapping[str, str]) -> Report:
+    address = record.controller_address
+    if not record.reach or Path(address.removeprefix("unix:")).exists():
+        return ask(address, REPLY_TIMEOUT_S)
+    argv = [*record.reach, sys.executable, "-m", controller_status.__name__, address, str(REPLY_TIMEOUT_S)]
+    try:
+        return json.loads(Slurm(enter_environment(environ), REPLY_TIMEOUT_S + _STEP_TIMEOUT_S).run(argv))  # type: ignore[no-any-return]
+    except CommandError as failure:
+        raise NoAnswer(f"is on another node, and was asked in vain: {failure}") from failure
 
 
 _WORKER_COLUMNS = (

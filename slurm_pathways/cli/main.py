@@ -85,12 +85,19 @@ def srun_task(node_dir: Path | None, program: tuple[str, ...]) -> None:
     metavar="DIR",
     help="The run folder. Default: that of the run we are in, else of the only one that runs.",
 )
-def status(is_json: bool, run_dir: Path | None) -> None:
+@click.option("--job", "job_id", type=click.IntRange(min=1), metavar="ID", help="The run in this Slurm job of yours.")
+def status(is_json: bool, run_dir: Path | None, job_id: int | None) -> None:
     """Say what a running runtime is doing: devices, workers, sessions, transfers, and what waits for what."""
     from slurm_pathways import status as runtime_status
 
     try:
-        report = runtime_status.fetch(run_dir, os.environ)
+        if job_id is not None and not runtime_status.is_here(job_id, os.environ):
+            from slurm_pathways.launch.warm.commands import enter_job
+
+            enter_job(job_id, os.environ)
+        report = runtime_status.fetch(run_dir, os.environ, job_id)
+    except ConfigurationError as failure:
+        raise click.UsageError(str(failure)) from failure
     except runtime_status.StatusUnavailable as failure:
         raise click.ClickException(str(failure)) from failure
     click.echo(runtime_status.as_json(report) if is_json else runtime_status.as_text(report))

@@ -1,6 +1,8 @@
 """Ask a controller for its status report; docs/status.md has the schema."""
 
+import json
 import os
+import sys
 from typing import Any
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -40,3 +42,17 @@ def ask(address: str, timeout_s: float) -> Report:
                             raise NoAnswer(f"answers with {type(other).__name__}")
     except (ConnectFailed, ConnectionClosed, FrameError) as failure:
         raise NoAnswer(f"does not answer: {failure}") from failure
+
+
+def main() -> int:
+    """Ask from another process, by ``ADDRESS TIMEOUT_S``: the report as JSON, or why there is none on stderr."""
+    try:
+        print(json.dumps(ask(sys.argv[1], float(sys.argv[2]))))
+    except NoAnswer as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

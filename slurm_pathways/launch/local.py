@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from pathways_runtime.transport.lifeline import Child, spawn
 from slurm_pathways.config import RuntimeSpec
@@ -227,6 +228,7 @@ class LocalRuntime:
             started_at_unix_s=time.time(),
             controller_address=self.controller_address,
             components=(),
+            **self._where(),
         )
         # Before anything starts, so that the caretaker finds it at any later moment.
         folder.write(self._record)
@@ -234,6 +236,10 @@ class LocalRuntime:
         self._components = Components(component_environment(self._environ), self._note)
         self._start_processes(cache)
         self._write_record()
+
+    def _where(self) -> dict[str, Any]:
+        """Fields of the record that say where else than here the runtime is."""
+        return {}
 
     def _start_processes(self, cache: Path) -> None:
         """Start everything but the caretaker."""

@@ -69,6 +69,8 @@ class RunRecord(msgspec.Struct, frozen=True):
         program_argv: its command line.
         warm: where programs are let in, of a runtime that outlives them.
         programs: those that were let in and run on this machine.
+        job_id: the Slurm job that it runs in, if any.
+        reach: what stands before a command that is to run where the controller is; empty where that is this machine.
     """
 
     schema_version: int
@@ -81,6 +83,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     program_argv: tuple[str, ...] = ()
     warm: Warm | None = None
     programs: tuple[Process, ...] = ()
+    job_id: int | None = None
+    reach: tuple[str, ...] = ()
 
 
 def identify(name: str, pid: int) -> Process:

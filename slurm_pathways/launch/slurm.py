@@ -39,7 +39,7 @@ from slurm_pathways.launch.placement import Placement, find_allocation, plan, tc
 from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
-from slurm_pathways.launch.steps import KILL_STEPS, STEP_PREFIX, StepOptions, srun_argv, step_environment
+from slurm_pathways.launch.steps import KILL_STEPS, STEP_PREFIX, StepOptions, enter_argv, srun_argv, step_environment
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation
 
@@ -185,6 +185,11 @@ class SlurmRuntime(LocalRuntime):
         return f"unix:{self._head_folder}/{CONTROLLER}.sock"
 
     # Start
+
+    def _where(self) -> dict[str, Any]:
+        job_id = self._allocation.job_id
+        reach = enter_argv(job_id, self._placement.head, STEP_PREFIX + "status", has_terminal=False)
+        return {"job_id": job_id, "reach": tuple(reach)}
 
     def _start_processes(self, cache: Path) -> None:
         self._new_client()

@@ -1,5 +1,6 @@
 """Warm runtimes in allocations: in a batch script, in a shell of salloc, and from outside of the job."""
 
+import json
 import os
 import re
 import sys
@@ -36,7 +37,8 @@ def test_programs_of_a_batch_script_share_a_runtime(submit: Submit, psum: Path, 
     assert job.wait() == "5:0", job.said()
     said = job.said()
     assert re.findall(r"^codes (\d+)$", said, re.MULTILINE) == ["3", "0", "137", "6", "0"]
-    assert said.count("slices [0, 0]\npsum 3.0\n") == 2
+    # Two at a time: their lines may be mixed.
+    assert (said.count("slices [0, 0]\n"), said.count("psum 3.0\n")) == (2, 2)
     assert "up\nasked\n" in said
     assert "pathways-controller pathways-worker-0 pathways-worker-1 pathways-worker-2" in said
     assert "1 of 3" not in said  # one start
@@ -58,6 +60,8 @@ def test_programs_from_outside_of_the_job(service: int, sandbox: Sandbox, psum: 
         [str(COMMAND), "run", "--job", str(service), "--", sys.executable, str(psum), "3"], JOB_TIMEOUT_S
     )
     assert (inside.returncode, inside.stdout) == (3, "slices [0, 1]\npsum 3.0\n"), inside.stderr
+    status = sandbox.run([str(COMMAND), "status", "--job", str(service), "--json"], COMMAND_TIMEOUT_S)
+    assert [device["slice_index"] for device in json.loads(status.stdout)["devices"]] == [0, 1], status.stderr
     other = sandbox.run([str(COMMAND), "run", "--job", "999999", "--", "true"], COMMAND_TIMEOUT_S)
     assert other.returncode == 2
     assert "--job 999999: " in other.stderr
@@ -79,3 +83,23 @@ def test_a_shell_in_an_allocation(sandbox: Sandbox) -> None:
     terminal.type("exit\n")
     assert terminal.wait() == 0
     assert sandbox.run(["squeue", "--noheader"], COMMAND_TIMEOUT_S).stdout == ""
+
+
+def test_status_of_a_runtime_on_nodes_that_share_no_folder_with_us(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Asked from where salloc was called, and by a program on a node."""
+    script = tmp_path / "status.sh"
+    script.write_text(
+        f"export SLURM_PATHWAYS_RUNS={sandbox.local_dir}/runs\n"
+        f"{COMMAND} up -q || exit 9\n"
+        f"{COMMAND} status --json\n"
+        f"{COMMAND} run -q -- {COMMAND} status --json\n"
+        f"{COMMAND} down\n"
+    )
+    done = sandbox.run(["salloc", "--quiet", "--nodes=2", "sh", str(script)], JOB_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    decoder, rest, reports = json.JSONDecoder(), done.stdout.strip(), []
+    while rest:
+        report, end = decoder.raw_decode(rest)
+        reports.append(report)
+        rest = rest[end:].strip()
+    assert [[worker["state"] for worker in report["workers"]] for report in reports] == [["bound", "bound"]] * 2

@@ -162,11 +162,11 @@ def _find(where: Where, environ: Mapping[str, str]) -> tuple[Path, RunRecord] | 
     own_job_id = job_id_of(environ)
     warm = find_warm(environ, own_job_id if where.job_id is None else where.job_id, where.run_dir)
     if warm is None and where.job_id is not None and where.job_id != own_job_id:
-        _enter(where.job_id, environ)
+        enter_job(where.job_id, environ)
     return warm
 
 
-def _enter(job_id: int, environ: Mapping[str, str]) -> NoReturn:
+def enter_job(job_id: int, environ: Mapping[str, str]) -> NoReturn:
     """Become a step on the first node of another job, where the same command finds what it needs.
 
     Raises:
