@@ -2,6 +2,9 @@
 
 import os
 import signal
+import stat
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -10,6 +13,10 @@ import pytest
 
 from pathways_runtime.core import operations as ops
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.transport import addresses, handshakes
+from pathways_runtime.transport.credentials import Credentials
+from pathways_runtime.transport.host_key import local_host_key
+from pathways_runtime.transport.tunnel import Entrance
 from pathways_runtime.wire import messages as msg
 
 FOUR_SINGLES = (4, 1)
@@ -218,6 +225,8 @@ def test_the_end_tells_everybody_and_leaves_nothing(start_cluster, how, tmp_path
     proxy, _ = cluster.attach()
     services = cluster.controller.descendants()
     assert len(services) == 2
+    sockets = [tmp_path / f"world-{world}.sock" for world in (1, 2)]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in sockets] == [0o600, 0o600]
     if how == "SIGTERM":
         cluster.controller.process.send_signal(signal.SIGTERM)
     else:
@@ -228,7 +237,47 @@ def test_the_end_tells_everybody_and_leaves_nothing(start_cluster, how, tmp_path
         peer.close()
     assert cluster.controller.process.wait(10) == 0
     assert not any(service.is_running() for service in services)
-    assert not (tmp_path / "c").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_services_listen_at_unix_sockets_only(start_cluster):
+    cluster = start_cluster(2, 2)
+    for process in (psutil.Process(cluster.controller.process.pid), *cluster.controller.descendants()):
+        assert process.net_connections("inet") == []
+
+
+def test_members_of_other_hosts_reach_a_service_through_a_tunnel(start_cluster, tmp_path):
+    credentials = Credentials.create(tmp_path / "credentials")
+    cluster = start_cluster(1, 2, "--credentials", str(tmp_path / "credentials"), "--advertise", "127.0.0.1")
+    form = cluster.worlds[1]
+    tcp, _, unix = form.coordinator_address.partition(",")
+    assert unix == f"unix:{tmp_path}/world-1.sock"
+    assert form.coordinator_host_key == local_host_key()
+    [service] = cluster.controller.descendants()
+    [listener] = service.net_connections("inet")
+    assert tcp == f"tcp:127.0.0.1:{listener.laddr.port}"
+    # What comes out is what the service says at its socket: the beginning of HTTP/2.
+    entrance = Entrance(f"unix:{tmp_path}/entrance", tcp, handshakes.tls_connecting(credentials))
+    beginnings = []
+    for address in (unix, entrance.address):
+        with addresses.connect_unix(address, 15.0) as member:
+            member.settimeout(15.0)
+            beginnings.append(member.recv(9))
+    entrance.close()
+    # A frame of SETTINGS, of any length.
+    assert [beginning[3:] for beginning in beginnings] == [b"\x04" + bytes(5)] * 2
+    with pytest.raises(addresses.ConnectFailed):
+        addresses.connect(tcp, 15.0, handshake=handshakes.tls_connecting(Credentials.make()))
+
+
+def test_a_controller_without_a_unix_socket_says_what_is_missing():
+    argv = [sys.executable, "-m", "pathways_runtime.controller", "--listen", "tcp:127.0.0.1:0", *SHAPE]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "the controller cannot start: tcp:127.0.0.1:0: a controller must listen at a Unix socket too (unix:/path), "
+        "beside which coordination services listen\n"
+    )
 
 
 def test_services_notice_that_the_controller_was_killed(start_cluster):
@@ -240,13 +289,14 @@ def test_services_notice_that_the_controller_was_killed(start_cluster):
     assert alive == []
 
 
-def test_a_service_that_ends_is_announced_and_its_end_is_reaped(start_cluster):
+def test_a_service_that_ends_is_announced_and_its_end_is_reaped(start_cluster, tmp_path):
     cluster = start_cluster(2, 2)
     victim, other = cluster.controller.descendants()
     victim.kill()
     announced = cluster.controller.wait_for("coordination_lost")
     assert announced["world"] in (1, 2) and announced["reason"] == "its process ended with -9"
     assert not psutil.pid_exists(victim.pid) and other.is_running()
+    assert [path.name for path in tmp_path.glob("world-*")] == [f"world-{3 - announced['world']}.sock"]
     # The worlds were formed; sessions go on.
     proxy, session = cluster.attach()
     proxy.send(launch(session, 1))

@@ -2,20 +2,27 @@
 
 import contextlib
 import json
+import queue
+import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from client_programs import answer_of, plain_environment, run_program
 
 from slurm_pathways.config import RUNS_VARIABLE, RuntimeSpec
+from slurm_pathways.launch.components import ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.over_tcp import OverTcp
 
 pytestmark = pytest.mark.timeout(600)
+
+COORDINATION = "pathways_runtime.controller.coordination"
 
 
 class HostsApart(OverTcp):
@@ -82,31 +89,112 @@ def test_bytes_go_from_worker_to_worker(runtime: OverTcp) -> None:
     assert sum(moved["socket"] for moved in answer["moved"].values()) > 20 << 20
 
 
+def listening(runtime: OverTcp) -> list[tuple[psutil.Process, str, int]]:
+    """Who listens at which address and TCP port."""
+    processes = {
+        process
+        for pid in runtime.pids().values()
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    }
+    return [
+        (process, connection.laddr.ip, connection.laddr.port)
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
 def test_processes_listen_only_where_they_were_told(runtime: OverTcp) -> None:
     """Executors on their own host's address; nobody on all interfaces."""
-    listening = set()
-    for pid in runtime.pids().values():
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            found = one.net_connections("tcp")
-            listening |= {
-                # gRPC, in coordination services, names IPv4 addresses in IPv6.
-                connection.laddr.ip.removeprefix("::ffff:")
-                for connection in found
-                if connection.status == psutil.CONN_LISTEN
-            }
-    assert listening <= {"127.0.0.1", *(f"127.0.1.{host + 1}" for host in range(4))}, listening
-    assert {"127.0.0.1", "127.0.1.1", "127.0.1.4"} <= listening
+    addresses = {address for _, address, _ in listening(runtime)}
+    assert addresses <= {"127.0.0.1", *(f"127.0.1.{host + 1}" for host in range(4))}, addresses
+    assert {"127.0.0.1", "127.0.1.1", "127.0.1.4"} <= addresses
 
 
-def test_strangers_get_nothing(runtime: OverTcp) -> None:
-    """The controller lets go of who does not show the job's certificate."""
-    host, _, port = runtime._controller_tcp.removeprefix("tcp:").rpartition(":")
-    with socket.create_connection((host, int(port)), 20.0) as stranger:
-        stranger.sendall(b"\x00" * 64)
-        with contextlib.suppress(ConnectionResetError):
-            # The end, or a TLS alert before it.
-            assert stranger.recv(1 << 16)[:1] in (b"", b"\x15")
+def is_executor(process: psutil.Process) -> bool:
+    return "pathways_runtime.worker.executor" in process.cmdline()
+
+
+def test_members_reach_coordination_services_by_the_nearest_way(runtime: OverTcp) -> None:
+    """At their Unix sockets on the same host, through tunnels from another."""
+    controller = psutil.Process(runtime.pids()["controller"])
+    services = [process for process in controller.children() if COORDINATION in process.cmdline()]
+    numbers_of_members = [int(process.cmdline()[process.cmdline().index("--num-members") + 1]) for process in services]
+    assert numbers_of_members == [2, 2, *([4] if len(services) > 2 else [])]
+    tunnels = [
+        len([one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED])
+        for process in services
+    ]
+    assert tunnels == (numbers_of_members if isinstance(runtime, HostsApart) else [0] * len(services))
+    # The sockets from which tunnels lead are needed only while worlds form.
+    sockets = [path.name for path in runtime.run_dir.glob("world-*")]
+    assert sorted(sockets) == [f"world-{world + 1}.sock" for world in range(len(services))]
+
+
+#: What gRPC without TLS begins with; its server would answer in kind. And what is nothing at all.
+PLAIN_GRPC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+NOISE = b"\xff" * 64
+
+
+@pytest.mark.parametrize("opening", [PLAIN_GRPC, NOISE], ids=["plain grpc", "noise"])
+def test_strangers_get_nothing(runtime: OverTcp, opening: bytes) -> None:
+    """Every listener lets go of who does not show the job's certificate, but for those of gloo, in executors."""
+    found = listening(runtime)
+    refused: set[socket.socket] = set()
+    with contextlib.ExitStack() as at_end, selectors.DefaultSelector() as selector:
+        strangers: dict[socket.socket, psutil.Process] = {}
+        for process, address, port in found:
+            stranger = at_end.enter_context(socket.create_connection((address, port), 20.0))
+            stranger.sendall(opening)
+            strangers[stranger] = process
+            selector.register(stranger, selectors.EVENT_READ)
+        executors = {process for process in strangers.values() if is_executor(process)}
+        assert len(executors) == 4
+
+        def is_enough() -> bool:
+            served_by_tls = {strangers[stranger] for stranger in refused}
+            return executors <= served_by_tls and all(
+                stranger in refused for stranger, process in strangers.items() if process not in executors
+            )
+
+        deadline_s = time.monotonic() + 60.0
+        while not is_enough():
+            ready = selector.select(deadline_s - time.monotonic())
+            waiting = {(p.pid, *p.cmdline()[1:4]) for s, p in strangers.items() if s not in refused}
+            assert ready, f"did not refuse a stranger within 60 s: {waiting}"
+            for key, _ in ready:
+                stranger = key.fileobj
+                assert isinstance(stranger, socket.socket)
+                with contextlib.suppress(ConnectionResetError):
+                    # The end, or a TLS alert before it.
+                    assert stranger.recv(1 << 16)[:1] in (b"", b"\x15"), strangers[stranger]
+                selector.unregister(stranger)
+                refused.add(stranger)
+        # What is left is gloo's, one for each world that an executor is in.
+        for executor in executors:
+            of_executor = [stranger for stranger, process in strangers.items() if process == executor]
+            assert 1 <= len([s for s in of_executor if s not in refused]) == len(of_executor) - 1 <= 2
+
+
+def test_a_world_whose_tunnels_break_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a service that its members reach without one: jaxlib ends them."""
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path_factory.mktemp("r")))
+    events: queue.SimpleQueue[RuntimeEvent] = queue.SimpleQueue()
+    spec = RuntimeSpec(num_slices=1, hosts_per_slice=2, devices_per_host=1)
+    with HostsApart(spec, on_event=events.put) as running:
+        [service] = psutil.Process(running.pids()["controller"]).children()
+        service.kill()
+        told: dict[str, list[dict[str, Any]]] = {"coordination_lost": [], "host_lost": []}
+        while not told["coordination_lost"] or len(told["host_lost"]) < 2:
+            event = events.get(timeout=60.0)
+            if isinstance(event, ComponentEvent) and event.name in told:
+                told[event.name].append(dict(event.fields))
+    assert told["coordination_lost"] == [{"world": 1, "reason": "its process ended with -9"}]
+    assert sorted((lost["host"], lost["cause"]) for lost in told["host_lost"]) == [
+        (host, "its executor was killed by signal 6 (SIGABRT)") for host in (0, 1)
+    ]
 
 
 def test_no_secret_is_on_a_command_line_or_open_to_others(runtime: OverTcp) -> None:

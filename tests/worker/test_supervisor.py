@@ -285,14 +285,18 @@ def test_stop_kills_and_the_next_epoch_starts(start_rig: StartRig) -> None:
     rig = start_rig("stubborn")
     pid = rig.start_executor(1)
     rig.started()
-    (rig.folder / "data-5-1.sock").touch()
+    sockets = [rig.folder / f"{name}.sock" for name in ("data-5-1", "world-3-5-1", "world-12-5-1")]
+    of_others = [rig.folder / f"world-3-{worker_and_epoch}.sock" for worker_and_epoch in ("5-2", "15-1", "4-1")]
+    for path in (*sockets, *of_others):
+        path.touch()
     rig.supervisor.send(messages.StopExecutor(9), messages.StopExecutor(1))
     exited = rig.supervisor.receive()
     assert isinstance(exited, messages.ExecutorExited)
     assert (exited.worker, exited.epoch, exited.returncode) == (5, 1, -signal.SIGKILL)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert not (rig.folder / "data-5-1.sock").exists()
+    assert [path.exists() for path in sockets] == [False] * 3
+    assert [path.exists() for path in of_others] == [True] * 3
     rig.start_executor(2)
     rig.started()
     # A newer one replaces it; one that was never wanted any more is not started.

@@ -226,7 +226,7 @@ class Entrance:
                 )
             except OSError as failure:
                 # The client sees a service that is gone.
-                logger.warning("no tunnel: %s", failure)
+                logger.warning("no tunnel: %s", failure.strerror)
                 client.close()
             else:
                 self._carrier.join(client, connection)
