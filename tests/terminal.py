@@ -34,3 +34,17 @@ class Terminal:
         _, status = os.waitpid(self.pid, 0)
         os.close(self._fd)
         return os.waitstatus_to_exitcode(status)
+
+
+def use_shell(terminal: Terminal, num_devices: int) -> None:
+    """Type at ``slurm-pathways shell``: see all devices, compute, interrupt, go on, and leave."""
+    terminal.until("In [1]:")
+    terminal.type("import jax; print('devices', jax.device_count() * 100)\n")
+    terminal.until(f"devices {num_devices * 100}")
+    terminal.type("while True: pass\n\n")
+    terminal.type("\x03")
+    terminal.until("KeyboardInterrupt")
+    terminal.type("print('sum', float(jax.numpy.arange(5.0).sum()) * 100)\n")
+    terminal.until("sum 1000.0")
+    terminal.type("exit\n")
+    assert terminal.wait() == 0

@@ -1,16 +1,17 @@
 """``up``, ``down``, ``shell``, ``notebook``: runtimes that outlive programs, and people at them."""
 
+import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from slurm_pathways.cli.options import CONTEXT, place_options, setting_options, verbosity_options
-from slurm_pathways.config import ConfigurationError
+from slurm_pathways.config import SETTINGS, ConfigurationError
 
 
 @click.command(context_settings=CONTEXT)
@@ -47,64 +48,60 @@ def down(is_forced: bool, job_id: int | None, warm_dir: Path | None) -> None:
         raise click.UsageError(str(failure)) from failure
 
 
-def run_program(
-    argv: Sequence[str],
-    is_local: bool,
-    job_id: int | None,
-    warm_dir: Path | None,
-    config_path: Path | None,
-    verbosity: int,
-    options: Mapping[str, object],
-) -> None:
-    """Run a program where the options say; ends this process with its exit code."""
-    from slurm_pathways.launch.warm import commands
+Runner = Callable[[Sequence[str]], None]
 
-    try:
-        where = commands.Where(is_local, job_id, warm_dir)
-        wishes = commands.Wishes(options, os.environ, config_path)
-        sys.exit(commands.run_program(where, wishes, argv, verbosity))
-    except ConfigurationError as failure:
-        raise click.UsageError(str(failure)) from failure
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say where and how a program runs, as ``run``: it runs one, and ends this process as it ends."""
+
+    @place_options()
+    @setting_options
+    @verbosity_options
+    @functools.wraps(command)
+    def with_run(
+        *,
+        is_local: bool,
+        job_id: int | None,
+        warm_dir: Path | None,
+        config_path: Path | None,
+        verbosity: int,
+        **options: Any,
+    ) -> None:
+        settings = {setting.key: options.pop(setting.key) for setting in SETTINGS}
+
+        def run(argv: Sequence[str]) -> None:
+            from slurm_pathways.launch.warm import commands
+
+            try:
+                where = commands.Where(is_local, job_id, warm_dir)
+                wishes = commands.Wishes(settings, os.environ, config_path)
+                sys.exit(commands.run_program(where, wishes, argv, verbosity))
+            except ConfigurationError as failure:
+                raise click.UsageError(str(failure)) from failure
+
+        command(run=run, **options)
+
+    return with_run
 
 
 @click.command(context_settings=CONTEXT)
-@place_options()
-@setting_options
-@verbosity_options
-def shell(
-    is_local: bool,
-    job_id: int | None,
-    warm_dir: Path | None,
-    config_path: Path | None,
-    verbosity: int,
-    **options: Any,
-) -> None:
+@run_options
+def shell(run: Runner) -> None:
     """Python with all devices, to type at: IPython where it is installed.
 
     Ctrl-C interrupts what you have typed, not the workers; leaving it frees everything, or the warm runtime's place.
     """
     is_there = importlib.util.find_spec("IPython") is not None
-    argv = [sys.executable, "-m", "IPython", "--no-banner"] if is_there else [sys.executable, "-q"]
-    run_program(argv, is_local, job_id, warm_dir, config_path, verbosity, options)
+    run([sys.executable, "-m", "IPython", "--no-banner"] if is_there else [sys.executable, "-q"])
 
 
 @click.command(context_settings=CONTEXT)
-@place_options()
-@setting_options
-@verbosity_options
-def notebook(
-    is_local: bool,
-    job_id: int | None,
-    warm_dir: Path | None,
-    config_path: Path | None,
-    verbosity: int,
-    **options: Any,
-) -> None:
+@run_options
+def notebook(run: Runner) -> None:
     """Jupyter with all devices, with the ssh command that brings it to your browser.
 
     It listens at a Unix socket that only you can open, on the job's first node; no port is opened on the cluster.
     """
     if importlib.util.find_spec("jupyter_server") is None:
         raise click.ClickException("Jupyter is not installed here: pip install 'slurm-pathways[notebook]'")
-    argv = [sys.executable, "-m", "slurm_pathways.notebook"]
-    run_program(argv, is_local, job_id, warm_dir, config_path, verbosity, options)
+    run([sys.executable, "-m", "slurm_pathways.notebook"])

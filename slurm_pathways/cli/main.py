@@ -6,12 +6,11 @@ What it does is in ``launch.run``, ``status`` and ``doctor``.
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from slurm_pathways.cli.interactive import down, notebook, run_program, shell, up
-from slurm_pathways.cli.options import CONTEXT, place_options, setting_options, verbosity_options
+from slurm_pathways.cli.interactive import Runner, down, notebook, run_options, shell, up
+from slurm_pathways.cli.options import CONTEXT
 from slurm_pathways.cli.report import report
 from slurm_pathways.cli.sandbox import sandbox
 from slurm_pathways.cli.submit import submit
@@ -35,19 +34,9 @@ main.add_command(report)
 
 # What follows the program's name is the program's, with or without "--" before it.
 @main.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
-@place_options()
-@setting_options
-@verbosity_options
+@run_options
 @click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM [ARGUMENTS]...", type=click.UNPROCESSED)
-def run(
-    is_local: bool,
-    job_id: int | None,
-    warm_dir: Path | None,
-    config_path: Path | None,
-    verbosity: int,
-    program: tuple[str, ...],
-    **options: Any,
-) -> None:
+def run(run: Runner, program: tuple[str, ...]) -> None:
     """Run PROGRAM with the devices of a runtime: the warm one that `up` has started, else one that is started for it.
 
     PROGRAM is an ordinary JAX program; its input, output, signals and exit code are its own. Exit codes besides its
@@ -60,7 +49,7 @@ def run(
     Example:
       slurm-pathways run --local --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- python train.py --epochs 3
     """
-    run_program(program, is_local, job_id, warm_dir, config_path, verbosity, options)
+    run(program)
 
 
 @main.command("srun-task", hidden=True, context_settings={**CONTEXT, "allow_interspersed_args": False})

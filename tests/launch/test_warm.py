@@ -20,7 +20,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from slurm_pathways.launch.run_folder import live_runs
 from slurm_pathways.launch.warm.commands import without_job
-from tests.terminal import Terminal
+from tests.terminal import Terminal, use_shell
 
 COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 DEADLINE_S = 120.0
@@ -211,16 +211,7 @@ def _argv(process: psutil.Process) -> list[str]:
 
 def test_a_shell_at_which_one_types(warm: Path) -> None:
     terminal = Terminal("env", "TERM=dumb", COMMAND, "shell")
-    terminal.until("In [1]:")
-    terminal.type("import jax; print('devices', jax.device_count() * 100)\n")
-    terminal.until("devices 200")
-    terminal.type("while True: pass\n\n")
-    terminal.type("\x03")
-    terminal.until("KeyboardInterrupt")
-    terminal.type("print('sum', float(jax.numpy.arange(5.0).sum()) * 100)\n")
-    terminal.until("sum 1000.0")
-    terminal.type("exit\n")
-    assert terminal.wait() == 0
+    use_shell(terminal, 2)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
-from tests.terminal import Terminal
+from tests.terminal import Terminal, use_shell
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Submit, until_gone
 
@@ -72,16 +72,7 @@ def test_programs_from_outside_of_the_job(service: int, sandbox: Sandbox, psum: 
 def test_a_shell_in_an_allocation(sandbox: Sandbox) -> None:
     argv = ["salloc", "--quiet", "--nodes=2", str(COMMAND), "shell", "--devices-per-host", "2"]
     terminal = Terminal(*sandbox.command(["env", "TERM=dumb", *argv]), environ=sandbox.environ(os.environ))
-    terminal.until("In [1]:")
-    terminal.type("import jax; print('devices', jax.device_count() * 100)\n")
-    terminal.until("devices 400")
-    terminal.type("while True: pass\n\n")
-    terminal.type("\x03")
-    terminal.until("KeyboardInterrupt")
-    terminal.type("print('sum', float(jax.numpy.arange(5.0).sum()) * 100)\n")
-    terminal.until("sum 1000.0")
-    terminal.type("exit\n")
-    assert terminal.wait() == 0
+    use_shell(terminal, 4)
     assert sandbox.run(["squeue", "--noheader"], COMMAND_TIMEOUT_S).stdout == ""
 
 
