@@ -4,7 +4,9 @@ The first task starts the controller, the proxy, its node's worker and the progr
 worker. What a worker needs to know (its number, the controller's address) the first task brings it by ``launch.post``.
 """
 
+import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -176,6 +178,27 @@ class FirstTaskRuntime(LocalRuntime):
         super().close()
 
 
+class _DrainedInput:
+    """Reads standard input and forgets it: srun sends it to all tasks, and waits until the slowest has taken it."""
+
+    def __enter__(self) -> None:
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._drain, name="stdin")
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._wake_write)
+        self._thread.join()
+        os.close(self._wake_read)
+
+    def _drain(self) -> None:
+        poll = select.poll()
+        for fd in (0, self._wake_read):
+            poll.register(fd, select.POLLIN)
+        while self._wake_read not in dict(poll.poll()) and os.read(0, 1 << 20):
+            pass
+
+
 class _WorkerTask:
     """A task that is nothing but its node's worker."""
 
@@ -199,6 +222,10 @@ class _WorkerTask:
             signal.signal(number, lambda *_: self._end())
         # Ctrl-C is the program's: it ends the runtime when it ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with _DrainedInput():
+            return self._run()
+
+    def _run(self) -> int:
         invitation = self._box.wait(self._spec.startup_timeout_s, self._is_asked)
         if invitation is None:
             if not self._is_asked.is_set():
@@ -212,7 +239,7 @@ class _WorkerTask:
             return 0
         try:
             return self._work(invitation)
-        except ConfigurationError as failure:
+        except Exception as failure:
             self._box.decline(f"{self._node}: {failure}")
             raise
 

@@ -163,7 +163,9 @@ def test_options_of_the_job_do_not_become_options_of_our_steps() -> None:
     kept = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/x", "PATH": "/bin", "SLURM_SUBMIT_DIR": "/home"}
     dropped = {
         "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_DEBUG": "1",
         "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_GPUS": "16",
         "SLURM_MEM_PER_CPU": "100",
         "SLURM_NTASKS": "4",
         "SLURM_LABELIO": "1",

@@ -51,6 +51,13 @@ def test_exit_codes_are_kept(sandbox: Sandbox, psum: Path) -> None:
         assert re.search(words, done.stderr), done.stderr
 
 
+def test_the_program_gets_all_of_its_input(sandbox: Sandbox) -> None:
+    """srun sends it to the other tasks too, and would wait for them."""
+    piped = "head -c 5000000 /dev/zero | srun -N3 --pathways wc -c"
+    done = sandbox.run(["sh", "-c", piped], JOB_TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, "5000000\n"), done.stderr
+
+
 def test_a_node_that_cannot_take_part_is_named(sandbox: Sandbox, runs_root: Path) -> None:
     """Of the two nodes the first is in the network that was chosen."""
     alone = "ip address show dev eth0 to 10.77.1.1 | grep -q . && ip address add 10.99.0.1/24 dev eth0; true"
