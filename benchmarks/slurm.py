@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.measure import (
     PROJECT,
     Figure,
@@ -34,7 +36,10 @@ from benchmarks.measure import (
 _COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 #: Says when it has seen the devices, on a clock that all processes of the machine share.
 _LOOK = "import jax, time; n = len(jax.devices()); print(n, time.monotonic())"
-_TIMEOUT_S = 900.0
+#: For the machine to be idle, for each start. Beside other programs, a run in an allocation gets more of the machine
+#: than a local one: Linux shares processors among sessions, and each step is one.
+_PATIENCE_S = 45.0
+_TIMEOUT_S = 3600.0
 #: Those that ask slurmctld or slurmdbd something.
 _SLURMS_COMMANDS = ("sacct", "salloc", "sattach", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun", "sstat")
 #: What the slurmctld of a sandbox is sent whether or not something runs: by nodes, and by sdiag itself.
@@ -92,6 +97,17 @@ def _look(argv: list[str], num_devices: int) -> float:
     return float(seen_s) - started_s
 
 
+def _undisturbed(once: Callable[[], float]) -> float:
+    """What ``once`` returns, taken while the machine is idle before and after; as it comes, when it never is so."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        while psutil.cpu_times_percent(1.5).idle < 85 and time.monotonic() < deadline_s:
+            pass
+        value = once()
+        if psutil.cpu_times_percent(0.7).idle > 70 or time.monotonic() >= deadline_s:
+            return value
+
+
 def _medians(repeats: int, **measured: Callable[[], float]) -> Figures:
     """The median of each, measured in turn, so that what disturbs one disturbs all; the first round does not count."""
     taken: dict[str, list[float]] = {name: [] for name in measured}
@@ -111,8 +127,8 @@ def starts_in_allocation(num_hosts: int, repeats: int = 9) -> Figures:
     """Runs on the allocation's nodes and with --local, in turn; seconds to ``jax.devices()``."""
     return _medians(
         repeats,
-        nodes_s=lambda: _look(_run_command(num_hosts), num_hosts),
-        local_s=lambda: _look(_run_command(num_hosts, "--local"), num_hosts),
+        nodes_s=lambda: _undisturbed(lambda: _look(_run_command(num_hosts), num_hosts)),
+        local_s=lambda: _undisturbed(lambda: _look(_run_command(num_hosts, "--local"), num_hosts)),
     )
 
 
@@ -140,8 +156,8 @@ def warm_runs(num_hosts: int, repeats: int = 9) -> Figures:
     try:
         return _medians(
             repeats,
-            warm_s=lambda: _look([_COMMAND, "run", "-q", "--"], num_hosts),
-            plain_s=lambda: _look(["env", "JAX_PLATFORMS=cpu"], 1),
+            warm_s=lambda: _undisturbed(lambda: _look([_COMMAND, "run", "-q", "--"], num_hosts)),
+            plain_s=lambda: _undisturbed(lambda: _look(["env", "JAX_PLATFORMS=cpu"], 1)),
         )
     finally:
         subprocess.run([_COMMAND, "down"], check=True, stdout=subprocess.DEVNULL)
