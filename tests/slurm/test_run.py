@@ -78,7 +78,6 @@ def test_standard_input_reaches_the_program_and_the_nodes_are_the_jobs(submit: S
     assert job.said() == f"in and out\na  b\n{tmp_path}\n0\n"
 
 
-@pytest.mark.skipif(not TRAIN.exists(), reason="the examples are not here")
 def test_the_example_learns_in_a_pipeline_over_two_slices(submit: Submit, tmp_path: Path) -> None:
     job = submit(
         5,

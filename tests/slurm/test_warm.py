@@ -14,16 +14,20 @@ from tests.terminal import Terminal, use_shell
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Submit, until_gone
 
+TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+
 pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(240)]
 
 
 def test_programs_of_a_batch_script_share_a_runtime(submit: Submit, psum: Path, runs_root: Path) -> None:
+    losses = psum.with_name("losses.json")
     run = f"{COMMAND} run -q -- {sys.executable} {psum}"
     asked = "trap 'echo asked; exit 6' TERM; echo up; while :; do sleep 0.1; done\n"
     psum.with_name("asked.sh").write_text(asked)
     job = submit(
-        3,
-        f"{COMMAND} up --hosts-per-slice 2 || exit 9",
+        5,
+        f"{COMMAND} up --slices 2 --hosts-per-slice 2 --devices-per-host 2 || exit 9",
+        f"{COMMAND} run -q -- {sys.executable} {TRAIN} --mode pipeline --epochs 1 --losses {losses}; echo codes $?",
         f"{run} 0 & {run} 3; echo codes $?",
         'wait $!; echo "codes $?"',
         f"{COMMAND} run -q -- sh -c 'kill -9 $$'; echo codes $?",
@@ -36,12 +40,12 @@ def test_programs_of_a_batch_script_share_a_runtime(submit: Submit, psum: Path, 
     )
     assert job.wait() == "5:0", job.said()
     said = job.said()
-    assert re.findall(r"^codes (\d+)$", said, re.MULTILINE) == ["3", "0", "137", "6", "0"]
+    assert re.findall(r"^codes (\d+)$", said, re.MULTILINE) == ["0", "3", "0", "137", "6", "0"]
+    assert json.loads(losses.read_text())["accuracies"][-1] >= 0.9
     # Two at a time: their lines may be mixed.
-    assert (said.count("slices [0, 0]\n"), said.count("psum 3.0\n")) == (2, 2)
+    assert (said.count("slices [0, 0, 0, 0, 1, 1, 1, 1]\n"), said.count("psum 36.0\n")) == (2, 2)
     assert "up\nasked\n" in said
-    assert "pathways-controller pathways-worker-0 pathways-worker-1 pathways-worker-2" in said
-    assert "1 of 3" not in said  # one start
+    assert "batch pathways-controller pathways-worker-0 pathways-worker-1 pathways-worker-2 pathways-worker-3" in said
     until_gone(runs_root)
 
 
