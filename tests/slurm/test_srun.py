@@ -138,9 +138,7 @@ def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, ru
             time.sleep(POLL_INTERVAL_S)
         assert sorted(_tasks(sandbox)) == [0, 2]
         assert srun.poll() is None
-        # As Ctrl-C at a terminal that is pressed twice.
-        srun.send_signal(signal.SIGINT)
-        srun.send_signal(signal.SIGINT)
+        srun.terminate()
         _until_nothing_runs(sandbox, runs_root)
         assert srun.stderr is not None
         assert re.search(r"host 1 \(node\d\) was lost", srun.stderr.read())
