@@ -287,7 +287,11 @@ def test_who_shows_no_certificate_is_refused(place: Place, ours: Credentials) ->
     assert place.has_no_more_visitors()
 
 
-@pytest.mark.parametrize("garbage", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b"\x00" * 500, os.urandom(300)])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04" + bytes(5), bytes(500), os.urandom(300)],
+    ids=["plain grpc", "zeros", "noise"],
+)
 def test_plain_grpc_and_garbage_are_refused(place: Place, garbage: bytes) -> None:
     with socket.create_connection(place.where, TIMEOUT_S) as stranger:
         stranger.sendall(garbage)
