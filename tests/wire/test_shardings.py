@@ -102,6 +102,24 @@ def test_subgroups_do_not_tile() -> None:
     assert sharding.boxes((4,)) == (((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),))
 
 
+def test_terms_of_a_sum_are_not_copies() -> None:
+    whole = schema.OpSharding(type=Type.UNREDUCED)
+    rows = schema.OpSharding(
+        type=Type.OTHER,
+        tile_assignment_dimensions=[2, 2],
+        iota_reshape_dims=[4],
+        iota_transpose_perm=[0],
+        last_tile_dims=[Type.UNREDUCED],
+    )
+    devices = tuple(map(DeviceId, range(4)))
+    for proto, boxes in ((whole, (((0, 4),),) * 4), (rows, (((0, 2),),) * 2 + (((2, 4),),) * 2)):
+        sharding = Sharding(devices, shardings.decode_op_sharding(proto, 4))
+        assert sharding.boxes((4,)) == boxes
+        assert sharding.tiles.holds_partial_sums()
+        assert not sharding.is_fully_replicated()
+        assert shardings.encode_op_sharding(sharding.tiles) == proto
+
+
 def test_single_device_sharding_keeps_its_kind() -> None:
     proto = wrap(shardings.SINGLE_DEVICE_SHARDING, schema.SingleDeviceShardingProto(device_id=0, memory_kind="device"))
     sharding = shardings.decode_sharding(proto)
@@ -134,7 +152,7 @@ def test_equal_bytes_give_the_same_object() -> None:
     ("proto", "message"),
     [
         (wrap("xla::ifrt::OpaqueSharding", schema.ShardingProto()), "UNIMPLEMENTED: arrays with a xla::ifrt::Opaque"),
-        (hlo_sharding_proto(schema.OpSharding(type=Type.UNREDUCED).SerializeToString(), (0,)), "type UNREDUCED"),
+        (hlo_sharding_proto(schema.OpSharding(type=Type.UNKNOWN).SerializeToString(), (0,)), "type UNKNOWN"),
         (
             hlo_sharding_proto(
                 schema.OpSharding(

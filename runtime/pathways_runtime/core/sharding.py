@@ -28,6 +28,8 @@ class TileKind(enum.IntEnum):
     TILED = 2
     #: Inside a manual region: each device holds the whole shape as far as this sharding says.
     MANUAL = 3
+    #: Each device holds a term of a sum, of the whole shape; no device knows the value.
+    UNREDUCED = 4
 
 
 class TileAssignment(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class TileAssignment(msgspec.Struct, frozen=True):
             ``arange(n).reshape(reshape_dims).transpose(perm).reshape(tile_dims)``.
         places: the explicit form, used when ``reshape_dims`` is empty: place per tile, row-major over ``tile_dims``.
         num_subgroup_dims: trailing dimensions of ``tile_dims`` that do not tile the array.
+        unreduced_subgroups: those of them, counted from 0, along which terms of a sum lie instead of copies.
         maximal_place: see TileKind.MAXIMAL.
     """
 
@@ -49,7 +52,12 @@ class TileAssignment(msgspec.Struct, frozen=True):
     transpose_perm: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
     num_subgroup_dims: int = 0
+    unreduced_subgroups: tuple[int, ...] = ()
     maximal_place: int = 0
+
+    def holds_partial_sums(self) -> bool:
+        """Whether devices with the same part of the array hold terms of a sum, not copies."""
+        return self.kind is TileKind.UNREDUCED or bool(self.unreduced_subgroups)
 
     def array_tile_dims(self) -> tuple[int, ...]:
         """Tiles per array dimension."""
@@ -93,6 +101,8 @@ class Sharding(msgspec.Struct, frozen=True):
 
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
+        if self.tiles.holds_partial_sums():
+            return False
         return self.tiles.kind is not TileKind.TILED or math.prod(self.tiles.array_tile_dims()) == 1
 
     def shard_shape(self, shape: Shape) -> Shape:

@@ -3,12 +3,14 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.session.reshard import PlannedMove, plan_reshard
 from pathways_runtime.core.sharding import Shape, Sharding, TileAssignment, TileKind
+from pathways_runtime.core.status import StatusError
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.session_workers import MISSING, gather, scatter
 
@@ -116,3 +118,20 @@ def test_planning_is_not_quadratic_in_devices() -> None:
     grid = Sharding(devices, TileAssignment(TileKind.TILED, (1024, 2), places=tuple(range(2048))))
     moves = plan_reshard(rows, grid, (2048, 2), topology)
     assert len(moves) == 4096
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        TileAssignment(TileKind.UNREDUCED),
+        TileAssignment(TileKind.TILED, (2, 2), places=(0, 1, 2, 3), num_subgroup_dims=1, unreduced_subgroups=(0,)),
+    ],
+)
+def test_terms_of_a_sum_go_each_to_its_place_or_nowhere(tiles: TileAssignment) -> None:
+    source, target = Sharding(ALL_DEVICES[:4], tiles), Sharding(ALL_DEVICES[4:8], tiles)
+    assert plan_reshard(source, target, (8,), TOPOLOGY) == tuple(
+        PlannedMove(DeviceId(i), DeviceId(i + 4), None, None) for i in range(4)
+    )
+    for before, after in ((source, Sharding(ALL_DEVICES[:4])), (Sharding(ALL_DEVICES[:4]), target)):
+        with pytest.raises(StatusError, match="terms of a sum"):
+            plan_reshard(before, after, (8,), TOPOLOGY)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from value_checks.meshes import (
@@ -167,3 +168,19 @@ def values_hop_between_slices_in_flight() -> Returned:
         x = step(jax.device_put(x, second))
         x = jax.device_put(x, first)
     return x % 1024
+
+
+@check()
+def terms_of_a_sum_that_is_not_made_yet() -> Returned:
+    """Each device holds a term (``unreduced``): all of the array's shape, and of a part of it."""
+    mesh = Mesh(mesh_2d().devices, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+    with jax.set_mesh(mesh):
+        x, y = jax.device_put(ramp(8, 4), P("x", "y")), jax.device_put(ramp(4, 2), P("y", None))
+
+        def product(spec: P) -> jax.Array:
+            return jax.jit(lambda x, y: jnp.einsum("ab,bc->ac", x, y, out_sharding=spec))(x, y)
+
+        rows = product(P("x", None, unreduced={"y"}))
+        whole = jax.jit(lambda x: jax.lax.reduce_sum(x, [0], out_sharding=P("y", unreduced={"x"})))(x)
+        terms = [shard.data for array in (rows, whole) for shard in array.addressable_shards]
+        return terms, str(rows.sharding), jax.sharding.reshard(rows, P("x", None)), jax.sharding.reshard(whole, P("y"))

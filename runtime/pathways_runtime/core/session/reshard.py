@@ -8,6 +8,7 @@ import msgspec
 
 from pathways_runtime.core.ids import DeviceId, HostIndex
 from pathways_runtime.core.sharding import Box, Shape, Sharding, TileKind, box_shape, intersect, num_elements, relative
+from pathways_runtime.core.status import Code, error
 from pathways_runtime.core.topology import Topology
 
 
@@ -97,7 +98,21 @@ def plan_reshard(source: Sharding, target: Sharding, shape: Shape, topology: Top
 
     Returns:
         Moves in the order of the target's devices, row-major within each.
+
+    Raises:
+        StatusError: UNIMPLEMENTED where terms of a sum would have to be added up, or a value taken apart into some.
     """
+    if source.tiles.holds_partial_sums() or target.tiles.holds_partial_sums():
+        if source.tiles != target.tiles or len(source.devices) != len(target.devices):
+            raise error(
+                Code.UNIMPLEMENTED,
+                "an array whose devices hold terms of a sum (unreduced) can change devices but not its sharding: "
+                "add them up in a program, with jax.sharding.reshard",
+            )
+        return tuple(
+            PlannedMove(from_device, to_device, None, None)
+            for from_device, to_device in zip(source.devices, target.devices, strict=True)
+        )
     replicas = Replicas(source, shape, topology)
     senders = _Senders(topology)
     source_shape, target_shape = source.shard_shape(shape), target.shard_shape(shape)

@@ -86,7 +86,7 @@ def decode_op_sharding(proto: Any, num_devices: int) -> TileAssignment:
     """What an OpSharding over ``num_devices`` devices says.
 
     Raises:
-        StatusError: UNIMPLEMENTED for tuples, partial sums and the named form; INVALID_ARGUMENT if it does not fit the
+        StatusError: UNIMPLEMENTED for tuples and the named form; INVALID_ARGUMENT if it does not fit the
             devices.
     """
     if proto.HasField("named_sharding"):
@@ -95,6 +95,8 @@ def decode_op_sharding(proto: Any, num_devices: int) -> TileAssignment:
         return REPLICATED
     if proto.type == _Type.MANUAL:
         return TileAssignment(TileKind.MANUAL)
+    if proto.type == _Type.UNREDUCED:
+        return TileAssignment(TileKind.UNREDUCED)
     if proto.type == _Type.MAXIMAL:
         place = proto.tile_assignment_devices[0] if proto.tile_assignment_devices else 0
         if not 0 <= place < num_devices:
@@ -103,7 +105,7 @@ def decode_op_sharding(proto: Any, num_devices: int) -> TileAssignment:
     if proto.type != _Type.OTHER:
         raise error(Code.UNIMPLEMENTED, f"an xla.OpSharding of type {_Type.Name(proto.type)} is not supported")
     for kind in proto.last_tile_dims:
-        if kind not in (_Type.REPLICATED, _Type.MANUAL):
+        if kind not in (_Type.REPLICATED, _Type.MANUAL, _Type.UNREDUCED):
             raise error(
                 Code.UNIMPLEMENTED, f"an xla.OpSharding with a subgroup of type {_Type.Name(kind)} is not supported"
             )
@@ -114,6 +116,7 @@ def decode_op_sharding(proto: Any, num_devices: int) -> TileAssignment:
         transpose_perm=tuple(proto.iota_transpose_perm),
         places=tuple(proto.tile_assignment_devices),
         num_subgroup_dims=len(proto.last_tile_dims) + int(proto.replicate_on_last_tile_dim),
+        unreduced_subgroups=tuple(i for i, kind in enumerate(proto.last_tile_dims) if kind == _Type.UNREDUCED),
     )
     _check_tiles(tiles, num_devices)
     return tiles
@@ -127,6 +130,8 @@ def encode_op_sharding(tiles: TileAssignment) -> Any:
             proto.type = _Type.REPLICATED
         case TileKind.MANUAL:
             proto.type = _Type.MANUAL
+        case TileKind.UNREDUCED:
+            proto.type = _Type.UNREDUCED
         case TileKind.MAXIMAL:
             proto.type = _Type.MAXIMAL
             proto.tile_assignment_dimensions.append(1)
@@ -137,10 +142,13 @@ def encode_op_sharding(tiles: TileAssignment) -> Any:
             proto.iota_reshape_dims.extend(tiles.reshape_dims)
             proto.iota_transpose_perm.extend(tiles.transpose_perm)
             proto.tile_assignment_devices.extend(tiles.places)
-            if tiles.num_subgroup_dims == 1:
+            if tiles.num_subgroup_dims == 1 and not tiles.unreduced_subgroups:
                 proto.replicate_on_last_tile_dim = True
             else:
-                proto.last_tile_dims.extend([_Type.REPLICATED] * tiles.num_subgroup_dims)
+                proto.last_tile_dims.extend(
+                    _Type.UNREDUCED if i in tiles.unreduced_subgroups else _Type.REPLICATED
+                    for i in range(tiles.num_subgroup_dims)
+                )
     return proto
 
 
