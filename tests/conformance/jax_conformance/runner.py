@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def _run_child(file: TestFile, place: Place, settings: Settings, path: Path) -> 
         done.write_text("\n".join(before.results))
         child = subprocess.Popen(
             _command(file, settings, path, stacks, done),
-            env={**place.environment, "PYTHONPATH": str(_PLUGIN_FOLDER)},
+            env=_with_plugin(place.environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -100,6 +100,11 @@ def _run_child(file: TestFile, place: Place, settings: Settings, path: Path) -> 
             return _watch(child, place, settings, path, len(before.results))
         finally:
             _kill(child)
+
+
+def _with_plugin(environ: Mapping[str, str]) -> dict[str, str]:
+    earlier = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
+    return {**environ, "PYTHONPATH": os.pathsep.join([*earlier, str(_PLUGIN_FOLDER)])}
 
 
 def _command(file: TestFile, settings: Settings, path: Path, stacks: Path, done: Path) -> list[str]:
