@@ -33,6 +33,11 @@ case $given in
 *) fail "without the command: $given" ;;
 esac
 
+printf '#!/bin/sh\nkill -INT $$\necho went on\n' > "$folder/interrupted"
+chmod +x "$folder/interrupted"
+given=$(SLURM_PATHWAYS_TASK_PROGRAM=x SLURM_PATHWAYS_TASK_COMMAND="$folder/interrupted" "$script" 2>&1) || :
+[ "$given" = "went on" ] || fail "Ctrl-C while it starts: $given"
+
 code=0
 given=$("$script" 2>&1) || code=$?
 [ "$code" != 0 ] || fail "started by hand: it went on"
