@@ -77,6 +77,8 @@ def run_task(values: Mapping[str, Any], argv: Sequence[str], environ: Mapping[st
     post = Post(allocation, step, environ)
     returncode = RUN_FAILED
     try:
+        # The task script has it ignored, so that nobody ends before the others can be told.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         spec, placement = plan(values, step.nodes, Slurm(environ))
         returncode = run_with(
             lambda on_event: FirstTaskRuntime(spec, step, placement, post, on_event=on_event, environ=environ),
