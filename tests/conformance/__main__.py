@@ -7,6 +7,7 @@ import argparse
 import importlib.metadata
 import json
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ PAGE = ROOT / "docs" / "conformance.md"
 def main() -> None:
     """Exit code 1: a runtime did not come up; 2: a bad command line. Failing tests are results, no failure."""
     arguments = _parser().parse_args()
+    # So that everything that was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         files = plan.chosen(arguments.files)
     except plan.UnknownFileError as error:
@@ -31,6 +34,7 @@ def main() -> None:
         source,
         arguments.results.resolve(),
         arguments.test_deadline_s,
+        arguments.sample,
         None if arguments.stop_within_min is None else time.time() + 60 * arguments.stop_within_min,
     )
     if arguments.table_only:
@@ -66,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         *("--target", "-t"), action="append", default=[], choices=[target.value for target in plan.Target]
     )
     parser.add_argument("--test-deadline-s", type=float, default=180.0, metavar="S", help="longer is a hang")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="at most so many tests of each file")
     parser.add_argument("--stop-within-min", type=float, metavar="MIN", help="end in the middle; --resume goes on")
     parser.add_argument("--table-only", action="store_true", help="write the page from the results that are there")
     return parser

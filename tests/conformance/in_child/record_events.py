@@ -53,12 +53,13 @@ class _Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._broken:
             return
+        num_collected = len(items)
         if self._sample:
-            # By a hash: the same tests whatever else is collected, and neither the first nor the last of a file.
+            # By a hash: the same tests whatever else is collected, and a larger sample has all of a smaller one.
             chosen = sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())[: self._sample]
             wanted = {item.nodeid for item in chosen}
             items[:] = [item for item in items if item.nodeid in wanted]
-        self._write("collected", ids=[item.nodeid for item in items])
+        self._write("collected", ids=[item.nodeid for item in items], num_collected=num_collected)
         items[:] = [item for item in items if item.nodeid not in self._done]
 
     def pytest_collection_finish(self) -> None:

@@ -45,14 +45,16 @@ class State:
     """What a journal amounts to.
 
     Attributes:
-        ids: all tests of the file; None before pytest has said.
-        results: by id; only of ``ids``.
+        ids: the tests that are to run; None before pytest has said.
+        num_collected: how many the file has.
+        results: by id; also of an earlier, larger sample.
         runs: in order, also of tests that have no result.
         broken: why the file's tests cannot run at all.
         last_event_s: when the last line was written; 0 without lines.
     """
 
     ids: tuple[str, ...] | None = None
+    num_collected: int = 0
     results: dict[str, Result] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     broken: str | None = None
@@ -60,8 +62,13 @@ class State:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether nothing is left of ``ids``."""
         return self.broken is not None or (self.ids is not None and all(name in self.results for name in self.ids))
+
+    def has_all_of(self, sample: int) -> bool:
+        """Whether nothing is left of a sample of this size; 0: of all tests."""
+        wanted = min(sample or self.num_collected, self.num_collected)
+        return self.is_complete and (self.broken is not None or len(self.ids or ()) >= wanted)
 
     @property
     def in_flight(self) -> Run | None:
@@ -94,6 +101,7 @@ def _take(state: State, event: Mapping[str, Any]) -> None:
             _end_run(state, event["at_s"])
         case "collected":
             state.ids = tuple(event["ids"])
+            state.num_collected = event["num_collected"]
         case "broken":
             state.broken = event["message"]
         case "started":

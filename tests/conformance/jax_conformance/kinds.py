@@ -30,9 +30,54 @@ UNSORTED = Kind("not sorted yet", "", "Not looked into.", is_clients=False)
 KINDS: tuple[Kind, ...] = (
     Kind(
         "host callbacks",
-        "host callback|host_callback|HostCallback|Host callback",
+        "[Hh]ost callback|host_callback|HostCallback",
         "JAX's client refuses host callbacks through the proxy.",
         is_clients=True,
+    ),
+    Kind(
+        "tokens as arguments",
+        "doesn't support token or opaque parameters",
+        "Programs with ordered effects take tokens. XLA has no layouts for them, and the executor takes this for a "
+        "failure of the compilation; JAX itself goes on without layouts.",
+        is_clients=False,
+    ),
+    Kind(
+        "colocated Python",
+        "CustomCallProgram are not supported",
+        "Functions that run on the hosts are not served.",
+        is_clients=False,
+    ),
+    Kind(
+        "buffer protocol, dlpack",
+        "Only local arrays are supported|__dlpack__|[Dd][Ll][Pp]ack",
+        "JAX's client gives the memory of arrays of its own process only; np.asarray copies.",
+        is_clients=True,
+    ),
+    Kind(
+        "pointers of buffers",
+        "implemented for a PjRt-compatible backend only",
+        "unsafe_buffer_pointer, on_device_size_in_bytes and the like ask for addresses in another process.",
+        is_clients=True,
+    ),
+    Kind(
+        "memory statistics",
+        "MemoryStats is only supported for addressable PjRt devices",
+        "JAX's client does not ask the server.",
+        is_clients=True,
+    ),
+    Kind(
+        "executables taken apart",
+        "not implemented for proxy|IFRT executable.*serializ|GetHloModules|hlo_modules|GetCompiledMemoryStats",
+        "JAX's client does not ask the server for executables' modules, costs or serialized form.",
+        is_clients=True,
+    ),
+    Kind(
+        "donated arguments that had to be moved",
+        "test_fully_replicated_donated_array_is_deleted",
+        "Of an argument that lies elsewhere than its program needs it, plain JAX uses the shard that is in place and "
+        "so deletes it; here it is copied and stays readable.",
+        is_clients=False,
+        in_id=True,
     ),
 )
 

@@ -33,17 +33,23 @@ class Settings:
         source: JAX's folder of tests.
         results: folder with journals and logs.
         test_deadline_s: what takes longer is a hang.
+        max_sample: at most so many tests of a file; 0: as many as the plan says.
         stop_at_s: when to end in the middle, seconds since the epoch; None: never.
     """
 
     source: Path
     results: Path
     test_deadline_s: float
+    max_sample: int = 0
     stop_at_s: float | None = None
 
     def journal_of(self, file: TestFile, target: Target) -> Path:
         """Where the journal of a file lies."""
         return self.results / target.value / f"{file.name}.jsonl"
+
+    def sample_of(self, file: TestFile) -> int:
+        """How many tests of a file to take; 0: all."""
+        return min(filter(None, (file.sample, self.max_sample)), default=0)
 
     @property
     def is_over(self) -> bool:
@@ -64,10 +70,11 @@ def run_file(file: TestFile, target: Target, settings: Settings, say: Callable[[
     """
     path = settings.journal_of(file, target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if read_journal(path).is_complete:
+    sample = settings.sample_of(file)
+    if read_journal(path).has_all_of(sample):
         return
     with Place(target, settings.results / "logs") as place:
-        while not read_journal(path).is_complete and not settings.is_over:
+        while not read_journal(path).has_all_of(sample) and not settings.is_over:
             lines = _run_child(file, place, settings, path)
             for line in lines:
                 say(f"{file.name} on {target.value}: {line.strip()}")
@@ -113,7 +120,16 @@ def _command(file: TestFile, settings: Settings, path: Path, stacks: Path, done:
         # Nothing of JAX's or our own configuration: a conftest.py would put JAX's source tree before what is installed.
         *("-c", os.devnull, "--rootdir", str(settings.source), "--noconftest", "--import-mode=importlib"),
         *("-p", _PLUGIN, "-p", "no:cacheprovider", "-p", "no:timeout", "-q", "--tb=short"),
-        *("--journal", str(path), "--stacks", str(stacks), "--done", str(done), "--sample", str(file.sample)),
+        *(
+            "--journal",
+            str(path),
+            "--stacks",
+            str(stacks),
+            "--done",
+            str(done),
+            "--sample",
+            str(settings.sample_of(file)),
+        ),
     ]
 
 

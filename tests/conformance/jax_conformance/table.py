@@ -49,12 +49,19 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One file on one target. ``note`` says why it could not run."""
+    """One file on one target.
+
+    Attributes:
+        num_chosen, num_collected: how many of its tests were to run, of how many.
+        note: why it could not run.
+    """
 
     file: TestFile
     target: Target
     counts: Mapping[Verdict, int]
     failures: tuple[Failure, ...]
+    num_chosen: int = 0
+    num_collected: int = 0
     note: str = ""
 
     def count(self, *outcomes: Outcome) -> int:
@@ -72,7 +79,9 @@ def compare(file: TestFile, target: Target, plain: State, here: State) -> Compar
         if said is Verdict.FAILED_HERE
     )
     notes = [f"{where}: {state.broken}" for where, state in (("plain", plain), ("here", here)) if state.broken]
-    return Comparison(file, target, collections.Counter(verdicts.values()), failures, "; ".join(notes))
+    num_collected = max(plain.num_collected, here.num_collected)
+    counts = collections.Counter(verdicts.values())
+    return Comparison(file, target, counts, failures, len(ids), num_collected, "; ".join(notes))
 
 
 def as_json(comparisons: Sequence[Comparison], versions: Mapping[str, str]) -> dict[str, object]:
@@ -115,11 +124,12 @@ _HEAD = """# Conformance with JAX's own tests
 This page is written by `python tests/conformance`, which runs files of JAX's tests on runtimes of 8 CPU devices and on
 plain JAX with 8 CPU devices, and compares. *Failed only here* is what matters: plain JAX passes the test. `1x4x2` is a
 runtime of 1 slice x 4 hosts x 2 devices; `2x2x2` has 2 slices, for files that make their meshes of explicit devices
-(`jax.make_mesh` refuses devices of several slices). *Sampled* files run a number of their tests, chosen by a hash of
-their names.
+(`jax.make_mesh` refuses devices of several slices). Of a file with *n of m* behind its name a sample has run, chosen by
+a hash of the tests' names.
 
     git clone --depth 1 --branch jax-v{jax} https://github.com/jax-ml/jax jax-src
     python tests/conformance --jax-source jax-src              # everything; hours on two cores
+    python tests/conformance --jax-source jax-src --sample 30  # at most 30 tests of each file
     python tests/conformance --jax-source jax-src --resume     # goes on where it was interrupted
     python tests/conformance --jax-source jax-src array pjit   # these files anew; the page keeps the others
 
@@ -142,7 +152,9 @@ def _counts(comparisons: Sequence[Comparison]) -> str:
         ["---", "---", *("--:" for _ in _COLUMNS), "--:"],
     ]
     for comparison in comparisons:
-        name = comparison.file.name + (f" (sampled: {comparison.file.sample})" if comparison.file.sample else "")
+        name = comparison.file.name
+        if comparison.num_chosen < comparison.num_collected:
+            name += f" ({comparison.num_chosen} of {comparison.num_collected})"
         numbers = [str(comparison.counts.get(said, 0)) for said in _COLUMNS]
         bad = f"{comparison.count(Outcome.HANG)}, {comparison.count(Outcome.CRASH)}"
         rows.append([name, comparison.target.value, *numbers, bad])

@@ -17,7 +17,7 @@ def ended(name: str, at_s: float, outcome: str = "passed") -> str:
 #: a has passed, b runs, c has not begun.
 MIDDLE = [
     line("launched", 1.0),
-    line("collected", 2.0, ids=["a", "b", "c"]),
+    line("collected", 2.0, ids=["a", "b", "c"], num_collected=5),
     line("started", 3.0, id="a"),
     ended("a", 4.0),
     line("started", 5.0, id="b"),
@@ -38,7 +38,13 @@ def test_a_run_is_complete_when_every_test_has_a_result_or_the_file_is_broken() 
     assert not journal.read(MIDDLE).is_complete
     assert journal.read([*MIDDLE, ended("b", 6.0), ended("c", 7.0)]).is_complete
     assert journal.read([journal.broken("no module named foo", 1.0)]).is_complete
-    assert journal.read([line("collected", 1.0, ids=[])]).is_complete
+    assert journal.read([line("collected", 1.0, ids=[], num_collected=0)]).is_complete
+
+
+def test_a_sample_that_is_done_is_not_all_tests() -> None:
+    done = journal.read([*MIDDLE, ended("b", 6.0), ended("c", 7.0)])
+    assert [done.has_all_of(sample) for sample in (2, 3, 4, 9, 0)] == [True, True, False, False, False]
+    assert journal.read([journal.broken("no module named foo", 1.0)]).has_all_of(0)
 
 
 def test_the_last_line_of_a_killed_process_may_be_half() -> None:

@@ -96,3 +96,4 @@ def test_a_sample_is_as_large_as_asked_for_and_always_the_same(tmp_path: Path) -
     first, second = (run(tmp_path / folder, text, file=TestFile("tiny", sample=4)) for folder in ("a", "b"))
     assert first.ids == second.ids
     assert len(first.results) == 4
+    assert first.num_collected == 50
