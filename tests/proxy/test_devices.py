@@ -15,6 +15,7 @@ def test_cpu_devices() -> None:
     init = response("cpu")
     assert (init.session_id, init.platform_name, init.platform_version) == (7, "cpu", "jaxlib x")
     assert (init.runtime_type, init.process_index) == ("pathways", 0)
+    assert decode_attributes(init.client_attributes) == {"serialize_with_sdy": True}
     ids = list(range(8))
     assert [device.id for device in init.all_devices] == ids
     assert list(init.primary_device_ids) == list(init.addressable_device_ids) == ids

@@ -18,6 +18,9 @@ HOST_MEMORY_KINDS = ("unpinned_host", "pinned_host")
 RUNTIME_TYPE = "pathways"
 CPU = "cpu"
 
+#: What JAX asks a client: jax.export writes Shardy's dialect where it may, and fails where it is not told.
+CLIENT_ATTRIBUTES: Mapping[str, Attribute] = {"serialize_with_sdy": True}
+
 
 def init_response(attached: Attached) -> Any:
     """The InitResponse of a session.
@@ -36,6 +39,7 @@ def init_response(attached: Attached) -> Any:
         process_index=0,
         runtime_type=RUNTIME_TYPE,
     )
+    encode_attributes(CLIENT_ATTRIBUTES, response.client_attributes)
     for device in topology.devices():
         _add_device(response, device.id, device, topology.platform, attached.device_kind, MEMORY_KINDS)
         response.primary_device_ids.append(device.id)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from value_checks.meshes import FIRST_SLICE, mesh_1d, mesh_2d, mesh_of, noise, ramp, sharded
 from value_checks.registry import EXACT, Returned, check
@@ -217,3 +218,12 @@ def a_training_loop_with_donated_state() -> Returned:
         state, loss = step(state, jax.device_put(noise(16, 8, seed=i), sharded(mesh, "x")))
         losses.append(loss)
     return state, losses
+
+
+@check()
+def exported_programs_are_called() -> Returned:
+    place = sharded(mesh_1d(), "x")
+    program = jax.jit(lambda x: jnp.cumsum(x) * 2, in_shardings=place, out_shardings=place)
+    exported = export.export(program)(jax.device_put(ramp(16), place))
+    called = jax.jit(exported.call, in_shardings=place)(jax.device_put(ramp(16) + 1, place))
+    return called, exported.nr_devices, exported.platforms[0]
