@@ -41,8 +41,10 @@ def main() -> None:
         steps = []
     else:
         steps = plan.steps(files, [plan.Target(name) for name in arguments.target] or list(plan.Target))
-    if not arguments.resume:
-        for file, target in steps:
+    for file, target in steps:
+        if arguments.retry_failed:
+            runner.forget_failures(settings.journal_of(file, target))
+        elif not arguments.resume:
             settings.journal_of(file, target).unlink(missing_ok=True)
     try:
         for file, target in steps:
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jax-source", type=Path, required=True, metavar="DIR", help="checkout at the installed version"
     )
     parser.add_argument("--resume", action="store_true", help="keep results that are there, run what is missing")
+    parser.add_argument("--retry-failed", action="store_true", help="like --resume, and run what failed again")
     parser.add_argument("--results", type=Path, default=ROOT / ".conformance", metavar="DIR", help="journals and logs")
     parser.add_argument(
         *("--target", "-t"), action="append", default=[], choices=[target.value for target in plan.Target]

@@ -111,6 +111,7 @@ def _take(state: State, event: Mapping[str, Any]) -> None:
             _end_run(state, event["at_s"])
             state.results[event["id"]] = Result(Outcome(event["outcome"]), event["message"], event["duration_s"])
         case "forgotten":
+            state.broken = None
             for name in event["ids"]:
                 state.results.pop(name, None)
         case other:
@@ -134,6 +135,11 @@ def finished(run: Run, outcome: Outcome, message: str, at_s: float) -> str:
     )
 
 
+def forgotten(ids: Iterable[str], at_s: float) -> str:
+    """The line that takes results back, so that these tests run again."""
+    return _line("forgotten", at_s, ids=list(ids))
+
+
 def broken(message: str, at_s: float) -> str:
     """The line that gives a file up."""
     return _line("broken", at_s, message=message)
@@ -148,7 +154,7 @@ def after_trouble(state: State, trouble: str, trouble_s: float, at_s: float) -> 
     after it ran on a broken runtime and has to run again."""
     at_fault = [run for run in state.runs if run.started_s <= trouble_s]
     later = [run.id for run in state.runs if run.started_s > trouble_s and run.id in state.results]
-    lines = [_line("forgotten", at_s, ids=later)] if later else []
+    lines = [forgotten(later, at_s)] if later else []
     if at_fault:
         lines.append(finished(at_fault[-1], Outcome.CRASH, trouble, at_s))
     return lines

@@ -62,6 +62,17 @@ def read_journal(path: Path) -> journal.State:
     return journal.read(path.read_text().splitlines() if path.exists() else ())
 
 
+def forget_failures(path: Path) -> None:
+    """Let everything of a file that neither passed nor was skipped run again."""
+    results = read_journal(path).results
+    good = (journal.Outcome.PASSED, journal.Outcome.SKIPPED)
+    if path.exists():
+        with path.open("a") as out:
+            out.write(
+                journal.forgotten([n for n, result in results.items() if result.outcome not in good], time.time())
+            )
+
+
 def run_file(file: TestFile, target: Target, settings: Settings, say: Callable[[str], None]) -> None:
     """Run what the file's journal lacks; returns when it is complete, or the time is over.
 

@@ -128,10 +128,11 @@ runtime of 1 slice x 4 hosts x 2 devices; `2x2x2` has 2 slices, for files that m
 a hash of the tests' names.
 
     git clone --depth 1 --branch jax-v{jax} https://github.com/jax-ml/jax jax-src
-    python tests/conformance --jax-source jax-src              # everything; hours on two cores
-    python tests/conformance --jax-source jax-src --sample 30  # at most 30 tests of each file
-    python tests/conformance --jax-source jax-src --resume     # goes on where it was interrupted
-    python tests/conformance --jax-source jax-src array pjit   # these files anew; the page keeps the others
+    python tests/conformance --jax-source jax-src                 # everything; hours on two cores
+    python tests/conformance --jax-source jax-src --sample 30     # at most 30 tests of each file
+    python tests/conformance --jax-source jax-src --resume        # goes on where it was interrupted
+    python tests/conformance --jax-source jax-src --retry-failed  # after a change
+    python tests/conformance --jax-source jax-src array pjit      # these files anew; the page keeps the others
 
 A test that is not done by its deadline is a *hang*; one during which a process of the tests or of the runtime ends is a
 *crash*. After either the runtime is started anew. Logs, and the stacks of what hung, lie in the folder of `--results`.

@@ -77,6 +77,16 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
     assert [result.outcome for result in state.results.values()] == [Outcome.FAILED, Outcome.PASSED]
 
 
+def test_failures_are_forgotten_to_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.jsonl"
+    results = [journal.finished(journal.Run(outcome, 1.0), outcome, "", 2.0) for outcome in Outcome]
+    path.write_text("".join(results) + journal.broken("for a reason that is gone", 3.0))
+    runner.forget_failures(path)
+    state = runner.read_journal(path)
+    assert set(state.results) == {Outcome.PASSED, Outcome.SKIPPED}
+    assert state.broken is None
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
