@@ -54,6 +54,13 @@ KINDS: tuple[Kind, ...] = (
         is_clients=True,
     ),
     Kind(
+        "costs before compilation",
+        "LowerCostAnalysis|lower_cost_analysis",
+        "Lowered.cost_analysis asks a compiler in the client's process; compile().cost_analysis() works.",
+        is_clients=True,
+        in_id=True,
+    ),
+    Kind(
         "pointers of buffers",
         "implemented for a PjRt-compatible backend only",
         "unsafe_buffer_pointer, on_device_size_in_bytes and the like ask for addresses in another process.",

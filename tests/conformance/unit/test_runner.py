@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from jax_conformance import journal, runner
 from jax_conformance.journal import Outcome, State
+from jax_conformance.places import Place, Trouble
 from jax_conformance.plan import Target, TestFile
 
 FILE = TestFile("tiny")
@@ -75,6 +76,48 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
     )
     assert state.is_complete
     assert [result.outcome for result in state.results.values()] == [Outcome.FAILED, Outcome.PASSED]
+
+
+def test_a_runtime_that_breaks_is_started_anew_and_only_the_test_at_fault_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = tmp_path / "broken"
+
+    class BreakingPlace(Place):
+        """Plain JAX, with trouble once a test has made a file."""
+
+        num_starts = 0
+
+        def restart(self) -> None:
+            BreakingPlace.num_starts += 1
+            sign.unlink(missing_ok=True)
+
+        @property
+        def trouble(self) -> Trouble | None:
+            return Trouble("worker-1 ended", float(sign.read_text())) if sign.exists() else None
+
+    monkeypatch.setattr(runner, "Place", BreakingPlace)
+    state = run(
+        tmp_path,
+        f"""
+import pathlib, threading, time, unittest
+class Tiny(unittest.TestCase):
+    def test_1(self): pass
+    def test_2(self):
+        written = pathlib.Path({str(sign)!r} + ".new")
+        written.write_text(str(time.time()))
+        written.rename({str(sign)!r})
+        threading.Event().wait()
+    def test_3(self): pass
+""",
+    )
+    assert state.is_complete
+    assert [(result.outcome, result.message) for result in state.results.values()] == [
+        (Outcome.PASSED, ""),
+        (Outcome.CRASH, "worker-1 ended"),
+        (Outcome.PASSED, ""),
+    ]
+    assert BreakingPlace.num_starts == 2
 
 
 def test_failures_are_forgotten_to_run_again(tmp_path: Path) -> None:
