@@ -1,6 +1,10 @@
 """IfrtRequest to core's requests, and core's answers to IfrtResponse."""
 
+import io
+
 import pytest
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle
@@ -200,6 +204,34 @@ def test_programs_that_are_not_taken(change, message: str) -> None:  # type: ign
     change(proto)
     with pytest.raises(StatusError, match=message):
         decode_request("compile_request", proto)
+
+
+def bytecode(target: str, name: str) -> bytes:
+    """A program with a custom call, of an operation that the program's author has given a name."""
+    text = f'''
+        func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {{
+            %y = stablehlo.custom_call @{target}(%x) {{backend_config = "\\10\\05"}} : (tensor<8xf32>) -> tensor<8xf32>
+                loc("{name}")
+            return %y : tensor<8xf32>
+        }}
+    '''
+    written = io.BytesIO()
+    with mlir.make_ir_context():
+        ir.Module.parse(text).operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def test_programs_that_call_the_client_while_they_are_compiled_are_not_taken() -> None:
+    """XLA would jump to an address of another process."""
+    proto, _ = compile_request([[0]], replicas=1)
+    proto.program.data = bytecode("InspectSharding", "x")
+    with pytest.raises(StatusError, match=r"UNIMPLEMENTED: .*jax\.debug\.inspect_array_sharding"):
+        decode_request("compile_request", proto)
+    proto.program.data = bytecode("CustomSPMDPartitioning", "x")
+    with pytest.raises(StatusError, match=r"UNIMPLEMENTED: .*custom_partitioning\. Use shard_map"):
+        decode_request("compile_request", proto)
+    proto.program.data = bytecode("cu_solver", "jit(f)/InspectSharding/UseInspectSharding")
+    decode_request("compile_request", proto)
 
 
 # Answers

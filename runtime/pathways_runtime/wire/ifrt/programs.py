@@ -1,5 +1,6 @@
 """Programs: what a client asks to compile, and what a compiled program says of itself."""
 
+import re
 from typing import Any
 
 from pathways_runtime.core.dtype import DType
@@ -16,6 +17,15 @@ from pathways_runtime.wire.messages import ProgramMetadata
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 XLA_COMPILE_OPTIONS = "xla::ifrt::XlaCompileOptions"
 
+#: Custom calls whose configuration is the address of functions in the client's process, which XLA calls while it
+#: compiles; in a worker that ends the process. The names stand NUL-terminated in MLIR's bytecode.
+_CALLS_BY_ADDRESS = {
+    b"InspectSharding": "jax.debug.inspect_array_sharding (also visualize_array_sharding inside of jit). Outside of "
+    "jit it works, as does the .sharding of results",
+    b"CustomSPMDPartitioning": "custom_partitioning. Use shard_map for what must be partitioned in a way of its own",
+}
+_NAME_OF_CALL_BY_ADDRESS = re.compile(rb"(?<!\w)(" + b"|".join(_CALLS_BY_ADDRESS) + rb")\x00", re.ASCII)
+
 _MEMORY_STATS = frozenset(schema.CompiledMemoryStatsProto.DESCRIPTOR.fields_by_name) - {"serialized_buffer_assignment"}
 
 
@@ -23,8 +33,8 @@ def decode_compile(proto: Any) -> Compile:
     """The request that a CompileRequest states.
 
     Raises:
-        StatusError: UNIMPLEMENTED for programs that are not XLA's, host callbacks and outputs in bundles;
-            INVALID_ARGUMENT if no devices are assigned.
+        StatusError: UNIMPLEMENTED for programs that are not XLA's, host callbacks, functions that the compiler would
+            have to call in the client, and outputs in bundles; INVALID_ARGUMENT if no devices are assigned.
     """
     if proto.program.type_name != XLA_PROGRAM:
         raise error(Code.UNIMPLEMENTED, f"programs of type {proto.program.type_name} are not supported")
@@ -33,6 +43,12 @@ def decode_compile(proto: Any) -> Compile:
     if proto.host_callbacks:
         raise error(
             Code.UNIMPLEMENTED, "host callbacks sent with the program (xla::ifrt::LoadedHostCallback) are not supported"
+        )
+    if (named := _NAME_OF_CALL_BY_ADDRESS.search(proto.program.data)) is not None:
+        raise error(
+            Code.UNIMPLEMENTED,
+            "the compiler, which is not in the client's process, cannot call the client's Python: "
+            f"not supported in programs is {_CALLS_BY_ADDRESS[named[1]]}",
         )
     try:
         wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)
