@@ -35,8 +35,15 @@ KINDS: tuple[Kind, ...] = (
         is_clients=True,
     ),
     Kind(
+        "the compiler calls Python",
+        "the compiler, which is not in the client's process",
+        "custom_partitioning and inspect_array_sharding inside of jit name Python functions of the client, which XLA would "
+        "call while it compiles, on a worker. Refused with a message.",
+        is_clients=True,
+    ),
+    Kind(
         "tokens as arguments",
-        "doesn't support token or opaque parameters",
+        "doesn't support token or opaque",
         "Programs with ordered effects take tokens. XLA has no layouts for them, and the executor takes this for a "
         "failure of the compilation; JAX itself goes on without layouts.",
         is_clients=False,

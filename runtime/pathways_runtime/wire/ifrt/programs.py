@@ -17,14 +17,15 @@ from pathways_runtime.wire.messages import ProgramMetadata
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 XLA_COMPILE_OPTIONS = "xla::ifrt::XlaCompileOptions"
 
-#: Custom calls whose configuration is the address of functions in the client's process, which XLA calls while it
-#: compiles; in a worker that ends the process. The names stand NUL-terminated in MLIR's bytecode.
-_CALLS_BY_ADDRESS = {
+#: Custom calls for which XLA, while it compiles, calls Python functions of the client: by their addresses, which in a
+#: worker ends the process, or by a number that a worker knows nothing of. The names stand NUL-terminated in MLIR's
+#: bytecode.
+_CALLS_TO_CLIENT = {
     b"InspectSharding": "jax.debug.inspect_array_sharding (also visualize_array_sharding inside of jit). Outside of "
     "jit it works, as does the .sharding of results",
     b"CustomSPMDPartitioning": "custom_partitioning. Use shard_map for what must be partitioned in a way of its own",
 }
-_NAME_OF_CALL_BY_ADDRESS = re.compile(rb"(?<!\w)(" + b"|".join(_CALLS_BY_ADDRESS) + rb")\x00", re.ASCII)
+_NAME_OF_CALL_TO_CLIENT = re.compile(rb"(?<!\w)(" + b"|".join(_CALLS_TO_CLIENT) + rb")\x00", re.ASCII)
 
 _MEMORY_STATS = frozenset(schema.CompiledMemoryStatsProto.DESCRIPTOR.fields_by_name) - {"serialized_buffer_assignment"}
 
@@ -44,11 +45,11 @@ def decode_compile(proto: Any) -> Compile:
         raise error(
             Code.UNIMPLEMENTED, "host callbacks sent with the program (xla::ifrt::LoadedHostCallback) are not supported"
         )
-    if (named := _NAME_OF_CALL_BY_ADDRESS.search(proto.program.data)) is not None:
+    if (named := _NAME_OF_CALL_TO_CLIENT.search(proto.program.data)) is not None:
         raise error(
             Code.UNIMPLEMENTED,
             "the compiler, which is not in the client's process, cannot call the client's Python: "
-            f"not supported in programs is {_CALLS_BY_ADDRESS[named[1]]}",
+            f"not supported in programs is {_CALLS_TO_CLIENT[named[1]]}",
         )
     try:
         wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)
