@@ -37,8 +37,8 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "the compiler calls Python",
         "the compiler, which is not in the client's process",
-        "custom_partitioning and inspect_array_sharding inside of jit name Python functions of the client, which XLA would "
-        "call while it compiles, on a worker. Refused with a message.",
+        "custom_partitioning and inspect_array_sharding inside of jit name Python functions of the client, which XLA "
+        "would call while it compiles, on a worker. Refused with a message.",
         is_clients=True,
     ),
     Kind(
