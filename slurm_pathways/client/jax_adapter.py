@@ -5,7 +5,8 @@ raising, and the program goes on without what needed it.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,6 +89,102 @@ def load() -> JaxInternals:
         )
     except (ImportError, AttributeError) as error:
         raise PrivateNamesChangedError(str(error)) from error
+
+
+#: A Python function that a program calls, as JAX lowers it: takes and gives arrays, after a token where there is one.
+HostCallback = Callable[..., Sequence[Any]]
+#: ``(functions) -> attributes``: takes functions in, and gives what a module with them must say: ``serve_callbacks``.
+TakeCallbacks = Callable[[Sequence[HostCallback]], Mapping[str, str | Sequence[int]]]
+
+
+def serve_callbacks(take: TakeCallbacks) -> None:
+    """Let programs for the proxy have callbacks. Again does nothing.
+
+    JAX lowers them as for the platform that the devices say they are of: to custom calls with an index into a list of
+    functions, which it hands to jaxlib with the module. The proxy's client refuses such a list. In the place of it, the
+    module gets attributes that say whose functions these are, and which.
+
+    Raises:
+        PrivateNamesChangedError: this version of JAX does it in another way.
+    """
+    try:
+        from jax._src import compiler
+        from jax._src.lib.mlir import ir
+
+        original = compiler.backend_compile_and_load
+    except (ImportError, AttributeError) as error:
+        raise PrivateNamesChangedError(str(error)) from error
+    if hasattr(original, "_slurm_pathways_original"):
+        return
+
+    def backend_compile_and_load(
+        backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any
+    ) -> Any:
+        if host_callbacks and is_proxy(backend):
+            module = _without_tokens(module)
+            with module.context:
+                for name, value in take(host_callbacks).items():
+                    module.operation.attributes[name] = (
+                        ir.StringAttr.get(value) if isinstance(value, str) else ir.DenseI64ArrayAttr.get(list(value))
+                    )
+            host_callbacks = ()
+        return original(backend, module, executable_devices, options, host_callbacks)
+
+    backend_compile_and_load._slurm_pathways_original = original  # type: ignore[attr-defined]
+    compiler.backend_compile_and_load = backend_compile_and_load
+
+
+def _without_tokens(module: Any) -> Any:
+    """A copy of a module whose ``main`` takes and gives an empty array where it did a token.
+
+    Such arrays are what JAX passes for tokens between programs; one is there when the program that gives it has ended.
+    Only jaxlib's own clients take them for tokens.
+    """
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import func, hlo
+
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    with module.context, ir.Location.unknown():
+        copied = ir.Module.parse(written.getvalue())
+        main = next(f for f in copied.body.operations if isinstance(f, func.FuncOp) and f.name.value == "main")
+        token, empty = hlo.TokenType.get(), ir.RankedTensorType.get((0,), ir.IntegerType.get_signless(1))
+        inputs, outputs = main.type.inputs, main.type.results
+        if token not in (*inputs, *outputs):
+            return copied
+        block = main.entry_block
+        for argument in block.arguments:
+            if argument.type == token:
+                with ir.InsertionPoint.at_block_begin(block):
+                    argument.replace_all_uses_with(hlo.create_token())
+                argument.set_type(empty)
+        end = block.operations[len(block.operations) - 1]
+        with ir.InsertionPoint(end):
+            nothing = hlo.constant(ir.DenseElementsAttr.get_splat(empty, ir.BoolAttr.get(False)))
+            func.ReturnOp([nothing if value.type == token else value for value in end.operands])
+        end.erase()
+        types = [[empty if each == token else each for each in side] for side in (inputs, outputs)]
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*types))
+        # What the tokens' attributes say (that they are tokens, shardings of rank 0) would be wrong of arrays.
+        nothing_said = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
+        for name, side in (("arg_attrs", inputs), ("res_attrs", outputs)):
+            if name in main.attributes:
+                said = ir.ArrayAttr(main.attributes[name])
+                main.attributes[name] = ir.ArrayAttr.get(
+                    [nothing_said if kind == token else each for kind, each in zip(side, said, strict=True)]
+                )
+        copied.operation.verify()
+        return copied
+
+
+def have_own_cpu() -> None:
+    """See to it that JAX has CPU devices of the program's own process, behind the proxy's: callbacks run on them.
+
+    Must come before backends exist.
+    """
+    platforms = (jax.config.jax_platforms or "").split(",")
+    if "cpu" not in platforms:
+        jax.config.update("jax_platforms", ",".join((*platforms, "cpu")))
 
 
 def is_proxy(client: Any) -> bool:

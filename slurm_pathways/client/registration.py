@@ -1,14 +1,19 @@
 """Makes JAX's ``proxy`` backend ours: called once per program, before any backend exists."""
 
+import functools
 import logging
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from slurm_pathways.client import jax_adapter
 from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
+
+if TYPE_CHECKING:
+    from slurm_pathways.client.callbacks import Callbacks
 
 _logger = logging.getLogger(__name__)
 
@@ -25,6 +30,16 @@ def register(backend_name: str) -> None:
         jax_adapter.hide_cpp_warnings()
     jax_adapter.use_no_client_compile_cache()
     jax_adapter.register_backend(backend_name, make_client)
+    jax_adapter.have_own_cpu()
+    try:
+        jax_adapter.serve_callbacks(_attributes_of_callbacks)
+    except jax_adapter.PrivateNamesChangedError as error:
+        _logger.warning(
+            "jax %s is not one that this version of Slurm Pathways knows (%s): programs with callbacks "
+            "(jax.debug.print, jax.pure_callback, io_callback) do not run",
+            jax.__version__,
+            error,
+        )
     try:
         internals = jax_adapter.load()
     except jax_adapter.PrivateNamesChangedError as error:
@@ -36,6 +51,18 @@ def register(backend_name: str) -> None:
         )
         return
     Resharder(internals).install()
+
+
+@functools.cache
+def _callbacks() -> "Callbacks":
+    # Most programs have none, and need not wait for the import.
+    from slurm_pathways.client.callbacks import Callbacks
+
+    return Callbacks(lambda: read_settings(jax_adapter.backend_target(), os.environ).target)
+
+
+def _attributes_of_callbacks(functions: Sequence[jax_adapter.HostCallback]) -> Mapping[str, str | Sequence[int]]:
+    return _callbacks().attributes(functions)
 
 
 def make_client() -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.worker import buffers, pjrt
+from pathways_runtime.worker import buffers, callbacks, pjrt
 
 F32 = np.dtype(np.float32)
 #: They need other processes or an accelerator; test_executor_hosts.py has the first.
@@ -322,3 +322,91 @@ def test_memory_is_given_back(devices: list[Any]) -> None:
     del array
     gc.collect()
     assert kept() is None
+
+
+# Callbacks
+
+
+CALLING = b"""
+module @calling attributes {slurm_pathways.callback_client = "me", slurm_pathways.callback_numbers = array<i64: 7, 4>} {
+  func.func public @main(%x: tensor<2xf32> {mhlo.sharding = "{replicated}"}) -> tensor<2xf32> {
+    %y = stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {
+      api_version = 4 : i32, backend_config = {index = 0 : ui64}, has_side_effect = true
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.custom_call @xla_ffi_python_cpu_callback(%y) {
+      api_version = 4 : i32, backend_config = {index = 1 : ui64}, has_side_effect = true
+    } : (tensor<2xf32>) -> ()
+    return %y : tensor<2xf32>
+  }
+}
+"""
+
+
+def run_on_first(devices: list[Any], executable: Any, *arguments: np.ndarray) -> list[float]:
+    place = pjrt.single(devices[0], None)
+    handler = pjrt.result_handler((2,), F32, place)
+    (output,), token = pjrt.execute(
+        executable, [pjrt.put([argument], place, devices[:1]) for argument in arguments], [handler], 1
+    )
+    pjrt.wait_token(token)
+    return pjrt.view(output).tolist()
+
+
+def test_callbacks_are_known_by_what_the_client_says() -> None:
+    calling = pjrt.calling_program(CALLING)
+    assert calling is not None
+    assert (calling.client, calling.numbers) == ("me", (7, 4))
+    assert pjrt.calling_program(calling.program) is None
+    another = pjrt.calling_program(CALLING.replace(b'"me"', b'"you"').replace(b"7, 4", b"1, 2"))
+    assert another is not None
+    assert pjrt.without_locations(another.program) == pjrt.without_locations(calling.program)
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True], ids=["compiled", "loaded"])
+def test_callbacks_are_called_in_order_of_their_index(client: Any, devices: list[Any], is_reloaded: bool) -> None:
+    calling = pjrt.calling_program(CALLING)
+    assert calling is not None
+    told: list[Any] = []
+    functions = [lambda x: (x * 2,), lambda y: told.append(y.tolist()) or ()]
+    where, options = pjrt.device_list(devices[:1]), pjrt.single_device_options(devices[0])
+    executable = pjrt.compile_program(client, calling.program, where, options, functions)
+    if is_reloaded:
+        executable = pjrt.load_program(client, pjrt.serialize(executable), where, options, functions)
+    assert run_on_first(devices, executable, row(1, 3)) == [2, 6]
+    assert told == [[2, 6]]
+
+
+def test_a_parameter_more_is_not_used(client: Any, devices: list[Any]) -> None:
+    calling = pjrt.calling_program(CALLING)
+    assert calling is not None
+    program = pjrt.with_one_more_parameter(calling.program, (2,), F32)
+    options = pjrt.single_device_options(devices[0])
+    pjrt.allow_one_more_parameter(options)
+    functions = [lambda x: (x + 1,), lambda y: ()]
+    executable = pjrt.compile_program(client, program, pjrt.device_list(devices[:1]), options, functions)
+    assert run_on_first(devices, executable, row(1, 3), row(8, 9)) == [2, 4]
+    serialized = pjrt.module_bytes(pjrt.optimized_module(executable))
+    assert pjrt.signature(serialized).parameters == [((2,), DType.F32)] * 2
+
+
+def test_a_failed_callback_has_the_text_of_the_client(client: Any, devices: list[Any]) -> None:
+    calling = pjrt.calling_program(pjrt.as_bytecode(CALLING))
+    assert calling is not None
+    options = pjrt.single_device_options(devices[0])
+    for told, want in (
+        (Status(Code.INTERNAL, "Traceback:\nValueError: boom"), "CpuCallback error calling callback: Traceback:\n"),
+        (Status(Code.CANCELLED, "the client is gone"), "the client is gone"),
+    ):
+
+        def fail(x: Any, told: Status = told) -> Any:
+            raise callbacks.CallbackFailed(told)
+
+        executable = pjrt.compile_program(
+            client, calling.program, pjrt.device_list(devices[:1]), options, [fail, lambda y: ()]
+        )
+        with pytest.raises(pjrt.PjrtError) as raised:
+            run_on_first(devices, executable, row(1, 3))
+        status = pjrt.status_of(raised.value)
+        assert status.code == told.code
+        assert status.message.startswith(want)
+        assert "test_pjrt.py" not in status.message

@@ -8,6 +8,7 @@ from typing import Any
 
 from pathways_runtime.core.ids import Handle, SessionId
 from pathways_runtime.core.status import Code, Status, error
+from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.proxy.controller_link import ControllerLink
 from pathways_runtime.proxy.frontend import Connection, Message
 from pathways_runtime.proxy.host_buffer_messages import lookup_messages
@@ -30,16 +31,19 @@ class ProxyBackend:
 
     Args:
         controller, session_links: what sessions send through; started by the caller.
+        callbacks: told what is gone.
     """
 
     def __init__(
         self,
         controller: ControllerLink,
         session_links: LinkServer,
+        callbacks: CallbackServer,
         observe: SessionObserver,
     ) -> None:
         self._controller = controller
         self._links = session_links
+        self._callbacks = callbacks
         self._observe = observe
         self._sessions: dict[SessionId, SessionServer] = {}
         # Sessions whose Attach is not answered, in the order of asking, which is the order of the answers. One that is
@@ -119,6 +123,7 @@ class ProxyBackend:
             case messages.HostChanged(state=state):
                 if state.worker is None:
                     self._links.forget_host(state.host)
+                    self._callbacks.forget_host(state.host)
                 for session in list(self._sessions.values()):
                     session.control_message(message)
             case messages.StatusRequest(request=request):
@@ -157,6 +162,7 @@ class ProxyBackend:
 
     def _over(self, session: SessionServer) -> None:
         if session.session_id is not None and self._sessions.pop(session.session_id, None) is not None:
+            self._callbacks.session_over(session.session_id)
             self._controller.send(messages.Detach(session.session_id))
             self._observe("over", session)
 

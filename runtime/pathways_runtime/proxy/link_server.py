@@ -8,6 +8,7 @@ from pathways_runtime.proxy.host_memory import HostMemory
 from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.transport.network import Network
+from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult
 from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
 
 logger = logging.getLogger(__name__)
@@ -15,6 +16,12 @@ logger = logging.getLogger(__name__)
 LinkChannel = AsyncChannel[AnyLinkMessage]
 #: Called with what a host sends over the link of a session.
 Receiver = Callable[[HostIndex, ArraysReady | Fetched, bytearray], None]
+#: Called with what an executor asks of a client's Python functions.
+OnCall = Callable[[SessionId, HostIndex, CallbackCall, Buffer], None]
+
+
+def _refuse_call(session: SessionId, host: HostIndex, message: CallbackCall, payload: Buffer) -> None:
+    raise FrameError("there are no callbacks here")
 
 
 class LinkServer:
@@ -30,12 +37,14 @@ class LinkServer:
 
     Attributes:
         address: where executors connect; of TCP, the real port is known once it listens.
+        on_call: see ``OnCall``.
     """
 
     def __init__(self, address: str, memory: HostMemory, network: Network | None = None) -> None:
         self.address = address
         self._network = network
         self.memory = memory
+        self.on_call: OnCall = _refuse_call
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)
         self._server: streams.Server | None = None
         self._receivers: dict[SessionId, Receiver] = {}
@@ -81,6 +90,12 @@ class LinkServer:
         else:
             link.channel.send(header, payload)
 
+    def answer_call(self, session: SessionId, host: HostIndex, result: CallbackResult, payload: Buffer) -> None:
+        """Answer what ``on_call`` was told; nobody waits any more where there is no link."""
+        link = self._links.get((session, host))
+        if link is not None:
+            link.channel.send(result, payload)
+
     def unsent_bytes(self, session: SessionId) -> int:
         """What the session's links that are up have not taken yet."""
         return sum(link.channel.unsent_bytes() for key, link in self._links.items() if key[0] == session)
@@ -111,6 +126,9 @@ class LinkServer:
                 raise FrameError("a second LinkHello on one link")
             link.hello = message
             self._registered(link, message)
+            return
+        if link.hello is not None and isinstance(message, CallbackCall):
+            self.on_call(link.hello.session, link.hello.host, message, frame.payload)
             return
         if link.hello is None or not isinstance(message, ArraysReady | Fetched):
             raise FrameError(f"{type(message).__name__} has no place here on a session link")

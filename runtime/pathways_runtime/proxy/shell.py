@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.proxy.backend import ProxyBackend
+from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.proxy.controller_link import ControllerLink
 from pathways_runtime.proxy.frontend import Backend, Frontend
 from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES, HostMemory
@@ -14,6 +15,7 @@ from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_server import SessionServer
 from pathways_runtime.transport.lifeline import EventWriter
 from pathways_runtime.transport.network import Network
+from pathways_runtime.wire.callbacks import callbacks_address
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +73,11 @@ class Proxy:
         self._connect_timeout_s = connect_timeout_s
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._links = LinkServer(where.links, HostMemory(host_buffers_bytes), where.network)
+        self._callbacks = CallbackServer(callbacks_address(where.listen), self._links.answer_call)
+        self._links.on_call = self._callbacks.call
         # The link to the controller and the backend know each other: the former's messages go to the latter.
         self._controller = ControllerLink(lambda message: self._backend.control_message(message), self._controller_lost)
-        self._backend = ProxyBackend(self._controller, self._links, self._session_changed)
+        self._backend = ProxyBackend(self._controller, self._links, self._callbacks, self._session_changed)
         self._frontend = make_frontend(where.listen, self._backend)
 
     async def run(self) -> Ending:
@@ -86,6 +90,7 @@ class Proxy:
         try:
             await self._links.start()
             if await self._connect():
+                await self._callbacks.start()
                 await self._frontend.start()
                 logger.info("listening at %s", self._where.listen)
                 self._events.write("listening", address=self._where.listen)
@@ -97,6 +102,7 @@ class Proxy:
         finally:
             await self._frontend.stop(STOP_GRACE_S)
             self._controller.close()
+            await self._callbacks.stop()
             await self._links.stop()
 
     async def _connect(self) -> bool:

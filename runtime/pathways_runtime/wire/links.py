@@ -9,6 +9,7 @@ import msgspec
 
 from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId
 from pathways_runtime.core.status import Status
+from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult
 
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -44,4 +45,5 @@ class Fetched(LinkMessage, frozen=True, tag="F"):
     failure: Status | None
 
 
-AnyLinkMessage = LinkHello | HostBuffer | ArraysReady | Fetched
+#: CallbackCall goes from executor to proxy, CallbackResult back; see ``wire.callbacks``.
+AnyLinkMessage = LinkHello | HostBuffer | ArraysReady | Fetched | CallbackCall | CallbackResult

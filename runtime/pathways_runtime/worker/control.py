@@ -1,6 +1,7 @@
 """The executor: follows the controller's stream and keeps it told."""
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -273,7 +274,8 @@ class Executor:
             world = self._worlds.get(message.world)
             if world is None:
                 raise ValueError(f"world {message.world} is not formed on {self._config.name}")
-            loaded = programs.load(world, message.devices, message.program, message.options, self._cache)
+            call = functools.partial(dispatcher.call_client, message.session)
+            loaded = programs.load(world, message.devices, message.program, message.options, self._cache, call)
             dispatcher.post(ProgramLoaded(message.session, message.executable, loaded.program))
         except pjrt.PjrtError as raised:
             failure = pjrt.status_of(raised)

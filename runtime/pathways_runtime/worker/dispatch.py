@@ -47,6 +47,7 @@ from pathways_runtime.wire.messages import OperationFailed, ReadyHere
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes
+from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, Value
 from pathways_runtime.worker.completions import Completions
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.programs import LoadedProgram
@@ -195,6 +196,13 @@ class Dispatcher:
         if link is not None:
             self._closed_links_bytes += link.bytes_received + link.bytes_sent
         return link
+
+    def call_client(self, session: SessionId, client: str, number: int, operands: list[Value]) -> list[Value]:
+        """Call a client's Python function; see ``callbacks.Calls.call``."""
+        link = self._links.get(session)
+        if link is None:
+            raise CallbackFailed(SESSION_IS_OVER)
+        return link.calls.call(client, number, operands)
 
     def links(self) -> list[SessionLink]:
         """All of them."""

@@ -12,8 +12,10 @@ import numpy as np
 from pathways_runtime.core.ids import OpId, SessionId
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
 from pathways_runtime.transport.tls_socket import Connection
+from pathways_runtime.wire.callbacks import CallbackResult
 from pathways_runtime.wire.links import AnyLinkMessage, HostBuffer, LinkHello
 from pathways_runtime.worker.buffers import aligned_memory
+from pathways_runtime.worker.callbacks import Calls
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ class SessionLink:
     Args:
         hello: the first message.
         on_buffer: see ``OnBuffer``.
+
+    Attributes:
+        calls: of the client's Python functions.
     """
 
     def __init__(self, session: SessionId, sock: Connection, hello: LinkHello, on_buffer: OnBuffer) -> None:
@@ -43,6 +48,7 @@ class SessionLink:
         self._sender: threading.Thread | None = None
         self.bytes_received = 0
         self.bytes_sent = 0
+        self.calls = Calls(self.send)
         self._sock.sendall(self._codec.encode(hello))
         self._reader = threading.Thread(target=self._read, name=f"link of session {session}", daemon=True)
         self._reader.start()
@@ -84,6 +90,7 @@ class SessionLink:
             self._is_closed = True
             self._backlog.clear()
             self._changed.notify()
+        self.calls.close()
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -115,10 +122,13 @@ class SessionLink:
             while True:
                 for frame in channel.receive():
                     message = frame.message
-                    if not isinstance(message, HostBuffer):
-                        raise FrameError(f"{message} is not for an executor")
                     self.bytes_received += len(frame.payload)
-                    self._on_buffer(message.op_id, message.index, frame.payload)
+                    if isinstance(message, HostBuffer):
+                        self._on_buffer(message.op_id, message.index, frame.payload)
+                    elif isinstance(message, CallbackResult):
+                        self.calls.answered(message, frame.payload)
+                    else:
+                        raise FrameError(f"{message} is not for an executor")
                     del message, frame
         except ConnectionClosed as ended:
             logger.debug("link of session %d: %s", self._session, ended)

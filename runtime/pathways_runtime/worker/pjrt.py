@@ -15,7 +15,7 @@ import contextlib
 import io
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ from jaxlib.mlir.passmanager import PassManager
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.wire.callbacks import CLIENT_ATTRIBUTE, NUMBERS_ATTRIBUTE
 
 try:
     # From jaxlib 0.10.2 on, XLA's own values are in a library of their own.
@@ -332,21 +333,42 @@ def wait_token(token: Token) -> None:
     token.block_until_ready()
 
 
-def compile_program(client: Client, program: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
+def compile_program(
+    client: Client,
+    program: bytes,
+    devices: DeviceList,
+    options: CompileOptions,
+    callbacks: Sequence[Callable[..., Any]] = (),
+) -> Executable:
     """Compile and load StableHLO (a VHLO artifact or MLIR bytecode).
 
+    Args:
+        callbacks: called by the program's callbacks, by their index, on threads of XLA. What they raise fails the
+            execution, with its text.
+
     Raises:
-        PjrtError: the program or an option is wrong, or does not fit.
+        PjrtError: the program or an option is wrong, or does not fit. ValueError: it cannot be parsed.
     """
+    if callbacks:
+        # With callbacks jaxlib takes a module only.
+        return client.compile_and_load(_parse(program), devices, options, list(callbacks))
     return client.compile_and_load(program, devices, options)
 
 
-def load_program(client: Client, serialized: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
-    """Load what ``serialize`` gave on any member of a world like this one.
+def load_program(
+    client: Client,
+    serialized: bytes,
+    devices: DeviceList,
+    options: CompileOptions,
+    callbacks: Sequence[Callable[..., Any]] = (),
+) -> Executable:
+    """Load what ``serialize`` gave on any member of a world like this one. ``callbacks``: see ``compile_program``.
 
     Raises:
         PjrtError: it is not such a thing, or of another version.
     """
+    if callbacks:
+        return client.deserialize_executable(serialized, devices, options, list(callbacks))
     return client.deserialize_executable(serialized, devices, options)
 
 
@@ -379,6 +401,22 @@ def replace_debug_options(options: CompileOptions, without: CompileOptions) -> C
     for name in _KEPT_DEBUG_OPTIONS:
         setattr(ours, name, getattr(theirs, name))
     return without
+
+
+def single_device_options(device: Device) -> CompileOptions:
+    """Of a program on one device."""
+    options = xla_client.CompileOptions()
+    set_assignment(options, [[device.id]])
+    return options
+
+
+def allow_one_more_parameter(options: CompileOptions) -> None:
+    """A program gets a parameter more, at the end; its sharding is not to be chosen by XLA."""
+    build = options.executable_build_options
+    allowed = list(build.allow_spmd_sharding_propagation_to_parameters)
+    # One is for all parameters.
+    if len(allowed) > 1:
+        build.allow_spmd_sharding_propagation_to_parameters = [*allowed, False]
 
 
 def serialized_assignment(options: CompileOptions) -> bytes | None:
@@ -473,6 +511,72 @@ def without_locations(program: bytes) -> bytes:
     module = _parse(program)
     with module.context:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    return _bytecode(module)
+
+
+class CallingProgram(NamedTuple):
+    """A program with callbacks.
+
+    Attributes:
+        program: MLIR bytecode, the same for all clients.
+        client: whose functions they are.
+        numbers: of the functions, at that client.
+    """
+
+    program: bytes
+    client: str
+    numbers: tuple[int, ...]
+
+
+def calling_program(program: bytes) -> CallingProgram | None:
+    """A StableHLO program's callbacks, taken from what the client's plugin has written on it; None: it has none.
+
+    Raises:
+        ValueError: it cannot be parsed.
+    """
+    if CLIENT_ATTRIBUTE.encode() not in program:
+        return None
+    module = _parse(program)
+    with module.context:
+        attributes = module.operation.attributes
+        client = ir.StringAttr(attributes[CLIENT_ATTRIBUTE]).value
+        numbers = tuple(map(int, ir.DenseI64ArrayAttr(attributes[NUMBERS_ATTRIBUTE])))
+        del attributes[CLIENT_ATTRIBUTE]
+        del attributes[NUMBERS_ATTRIBUTE]
+    return CallingProgram(_bytecode(module), client, numbers)
+
+
+def with_one_more_parameter(program: bytes, shape: Shape, dtype: np.dtype[Any]) -> bytes:
+    """A StableHLO program whose ``main`` has a parameter more, at the end, which it does not use.
+
+    Raises:
+        ValueError: it has no function ``main``, or it cannot be parsed.
+    """
+    module = _parse(program)
+    with module.context, ir.Location.unknown():
+        main = _main(module)
+        kind = ir.RankedTensorType.get(shape, jax_mlir.dtype_to_ir_type(dtype))
+        main.regions[0].blocks[0].add_argument(kind, ir.Location.unknown())
+        signature = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        main.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get([*signature.inputs, kind], list(signature.results))
+        )
+        if "arg_attrs" in main.attributes:
+            replicated = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
+            main.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(main.attributes["arg_attrs"]), replicated])
+    return _bytecode(module)
+
+
+def as_bytecode(text: bytes) -> bytes:
+    """A program in MLIR's text form as bytecode.
+
+    Raises:
+        ValueError: it cannot be parsed.
+    """
+    return _bytecode(_parse(text))
+
+
+def _bytecode(module: Any) -> bytes:
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     return written.getvalue()
@@ -497,10 +601,14 @@ def global_outputs(program: bytes) -> list[tuple[Shape, DType]]:
     """
     module = _parse(program)
     with module.context:
-        for operation in module.body.operations:
-            if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
-                function_type = ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value)
-                return [_mlir_shape(result) for result in function_type.results]
+        function_type = ir.FunctionType(ir.TypeAttr(_main(module).attributes["function_type"]).value)
+        return [_mlir_shape(result) for result in function_type.results]
+
+
+def _main(module: Any) -> Any:
+    for operation in module.body.operations:
+        if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
+            return operation
     raise ValueError("the program has no function 'main'")
 
 
@@ -550,10 +658,20 @@ _CODE = re.compile(r"^([A-Z_]+): ", re.ASCII)
 #: What PJRT puts before the text of a failure that it passes on.
 _WRAPPERS = re.compile(r"^(?:INTERNAL: )?(?:Error dispatching computation|Error preparing computation): ")
 
+#: What jaxlib says when a forwarder raises (``worker.callbacks``): its own traceback, then the text with the client's.
+_CALLBACK_FAILED = re.compile(
+    r"(CpuCallback error calling callback): Traceback \(most recent call last\):\n"
+    r".*?\n[\w.]*CallbackFailed: (?:INTERNAL: )?(.*)",
+    re.ASCII | re.DOTALL,
+)
+
 
 def status_of(failure: BaseException) -> Status:
     """The first cause in what jaxlib raised: ``<CODE>: message``, without what PJRT wrapped around it."""
     text = str(failure)
+    callback = _CALLBACK_FAILED.search(text)
+    if callback is not None:
+        text = callback[2] if callback[2].startswith("CANCELLED: ") else f"INTERNAL: {callback[1]}: {callback[2]}"
     while (unwrapped := _WRAPPERS.sub("", text, count=1)) != text:
         text = unwrapped
     match = _CODE.match(text)

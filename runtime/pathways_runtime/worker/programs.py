@@ -13,7 +13,7 @@ from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
-from pathways_runtime.worker import pjrt, protobuf
+from pathways_runtime.worker import callbacks, gates, pjrt, protobuf, threads
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
 from pathways_runtime.worker.shards import Shards
 from pathways_runtime.worker.worlds import Placement, World
@@ -37,6 +37,7 @@ class LoadedProgram:
         executable: PJRT's.
         world: where it runs.
         devices: this host's, in PJRT's order.
+        is_whole_program: no other host has a part of it.
         handlers, placements: per output.
         parameters: (shape, kind) of one device's shard, per parameter.
         last_launch_s: how long PJRT took to take in the last execution. Programs of one device per host run inside that
@@ -51,6 +52,7 @@ class LoadedProgram:
         "devices",
         "executable",
         "handlers",
+        "is_whole_program",
         "last_launch_s",
         "last_launched_s",
         "name",
@@ -72,6 +74,7 @@ class LoadedProgram:
         self.last_launch_s = 0.0
         self.last_launched_s = 0.0
         by_physical = {world.device(device).id: device for device in devices}
+        self.is_whole_program = len(executable.local_devices()) == len(set(devices))
         self.devices = tuple(by_physical[device.id] for device in executable.local_devices())
         self.parameters = compiled.parameters
         kinds = compiled.metadata.output_memory_kinds
@@ -105,6 +108,35 @@ class LoadedProgram:
         return Program(self.devices, donated, spans_hosts, self)
 
 
+class GatedProgram(LoadedProgram):
+    """A program with callbacks that must not run inside its launch; its last parameter is a gate (``gates``).
+
+    What a thread launches on one CPU device, other than what runs within the launch, PJRT runs one after another. So
+    that what a callback waits for is not behind its program, each launch has a thread of its own. Programs that span
+    hosts are left in line: out of order, their collectives would meet others.
+    """
+
+    __slots__ = ()
+
+    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
+        """See ``LoadedProgram``."""
+        if len(self.devices) > 1:
+            # Other hosts have one device each.
+            return super().launch([*arguments, self.stand_in(len(arguments))], launch_id)
+        if self.is_whole_program:
+            return threads.apart(self._launch_behind_gate, arguments, launch_id)
+        return self._launch_behind_gate(arguments, launch_id)
+
+    def _launch_behind_gate(
+        self, arguments: Sequence[pjrt.Array], launch_id: int
+    ) -> tuple[tuple[Shards, ...], pjrt.Token]:
+        held, open_gate = self.world.gate(self.devices[0]).shut()
+        try:
+            return super().launch([*arguments, held], launch_id)
+        finally:
+            open_gate()
+
+
 class Loaded:
     """The outcome of ``load``."""
 
@@ -116,17 +148,34 @@ class Loaded:
         self.is_from_cache = is_from_cache
 
 
-def load(world: World, devices: tuple[DeviceId, ...], program: bytes, options: bytes, cache: CompileCache) -> Loaded:
+def load(
+    world: World,
+    devices: tuple[DeviceId, ...],
+    program: bytes,
+    options: bytes,
+    cache: CompileCache,
+    call: callbacks.Call = callbacks.nobody,
+) -> Loaded:
     """Load a program on ``devices`` from the cache, or compile it and fill the cache.
 
     Args:
         devices: virtual, every device of the program.
         options: the client's ``CompileOptionsProto``; device ids in it are virtual.
+        call: makes the calls of the program's callbacks, should it have some.
 
     Raises:
         PjrtError: it does not compile. ValueError: the program or the options are not what they should be.
     """
     settings = worker_options(options, world, devices)
+    calling = pjrt.calling_program(program)
+    forwarders: Sequence[callbacks.Forwarder] = ()
+    if calling is not None:
+        program = calling.program
+        forwarders = callbacks.forwarders(call, calling.client, calling.numbers)
+    is_gated = calling is not None and world.needs_gate(devices)
+    if is_gated:
+        program = pjrt.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
+        pjrt.allow_one_more_parameter(settings)
     physical = pjrt.device_list(world.devices([d for row in assignment(options, devices) for d in row]))
     key = cache_key(
         pjrt.without_locations(program), settings.SerializeAsString(), _environment(world.client.platform_version)
@@ -134,18 +183,18 @@ def load(world: World, devices: tuple[DeviceId, ...], program: bytes, options: b
     compiled = cache.load(key)
     if compiled is not None:
         try:
-            executable = pjrt.load_program(world.client, compiled.executable, physical, settings)
+            executable = pjrt.load_program(world.client, compiled.executable, physical, settings, forwarders)
         except pjrt.PjrtError:
             # What another build of jaxlib wrote, or a damaged entry with a good checksum: compile again.
             compiled = None
     is_from_cache = compiled is not None
     if compiled is None:
-        executable = pjrt.compile_program(world.client, program, physical, settings)
-        compiled = describe(executable, program)
+        executable = pjrt.compile_program(world.client, program, physical, settings, forwarders)
+        compiled = describe(executable, program, num_hidden_parameters=int(is_gated))
         cache.store(key, compiled)
-    loaded = LoadedProgram(executable, world, devices, compiled)
-    spans_hosts = len(loaded.devices) != len(set(devices))
-    return Loaded(loaded.as_program(spans_hosts, compiled.donated), compiled, is_from_cache)
+    make = GatedProgram if is_gated else LoadedProgram
+    loaded = make(executable, world, devices, compiled)
+    return Loaded(loaded.as_program(not loaded.is_whole_program, compiled.donated), compiled, is_from_cache)
 
 
 @functools.cache
@@ -181,20 +230,22 @@ def worker_options(options: bytes, world: World, devices: tuple[DeviceId, ...]) 
     return settings
 
 
-def describe(executable: pjrt.Executable, program: bytes) -> CompiledProgram:
-    """All that is to be known of a compiled program."""
+def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters: int = 0) -> CompiledProgram:
+    """All that is to be known of a compiled program. The client does not know of hidden parameters, the last ones."""
     module = pjrt.optimized_module(executable)
     serialized = pjrt.module_bytes(module)
     signature = pjrt.signature(serialized)
     outputs = pjrt.global_outputs(program)
     donated = donated_parameters(serialized)
     kinds = pjrt.output_memory_kinds(executable, len(outputs))
+    shardings = executable.get_parameter_shardings()
+    num_parameters = len(signature.parameters) - num_hidden_parameters
     metadata = ProgramMetadata(
         name=module.name,
         fingerprint=pjrt.fingerprint(executable),
-        parameter_shardings=pjrt.sharding_protos(executable.get_parameter_shardings()),
+        parameter_shardings=pjrt.sharding_protos(None if shardings is None else shardings[:num_parameters]),
         output_shardings=pjrt.sharding_protos(executable.get_output_shardings()),
-        parameter_layouts=pjrt.minor_to_major(executable.get_parameter_layouts()),
+        parameter_layouts=pjrt.minor_to_major(executable.get_parameter_layouts()[:num_parameters]),
         output_layouts=pjrt.minor_to_major(executable.get_output_layouts()),
         output_memory_kinds=kinds,
         output_dtypes=tuple(int(kind) for _, kind in outputs),

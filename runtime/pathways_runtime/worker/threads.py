@@ -5,7 +5,9 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 def tell(function: Callable[..., None], *arguments: Any) -> None:
@@ -18,6 +20,12 @@ def tell(function: Callable[..., None], *arguments: Any) -> None:
         function(*arguments)
     except Exception:
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+
+def apart(function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Call a function on a thread that is made for it, and wait for its result, or what it raises."""
+    with ThreadPoolExecutor(1, thread_name_prefix="apart") as thread:
+        return thread.submit(function, *arguments).result()
 
 
 class Pool:

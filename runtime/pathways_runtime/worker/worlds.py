@@ -1,5 +1,6 @@
 """Worlds: the PJRT clients of this executor, and where arrays lie in them."""
 
+import collections
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathways_runtime.transport import addresses
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Entrance
 from pathways_runtime.worker import pjrt
+from pathways_runtime.worker.gates import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class World:
         self._runtime = runtime
         self._by_process = pjrt.devices_by_process(client)
         self._rank_of = {host: place for place, host in enumerate(hosts)}
+        self._gates: dict[DeviceId, Gate] = {}
         self._placements: dict[tuple[tuple[DeviceId, ...], str | None], Placement] = {}
 
     def device(self, device: DeviceId) -> pjrt.Device:
@@ -108,6 +111,19 @@ class World:
                 found = self._placements[(devices, kind)] = Placement(self, devices, kind)
             self._placements[key] = found
         return found
+
+    def needs_gate(self, devices: Sequence[DeviceId]) -> bool:
+        """Whether some host would run a program on ``devices`` within its launch, were it not for a gate."""
+        num_here = collections.Counter(map(self._topology.host_of, set(devices)))
+        return bool(self.client.platform == "cpu") and 1 in num_here.values()
+
+    def gate(self, device: DeviceId) -> Gate:
+        """The gate of a local device, made when first asked for."""
+        gate = self._gates.get(device)
+        if gate is None:
+            placement = self.placement((device,), None)
+            gate = self._gates[device] = Gate(self.client, placement.physical[0], placement.sharding)
+        return gate
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""The proxy's relay of callbacks, between executors that are lists and clients at a real socket."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.core.status import Code
+from pathways_runtime.proxy.callback_server import CallbackServer
+from pathways_runtime.transport import streams
+from pathways_runtime.transport.frames import AsyncChannel, FrameCodec
+from pathways_runtime.wire.callbacks import (
+    CALLBACKS_VERSION,
+    AnyCallbackMessage,
+    CallbackCall,
+    CallbackResult,
+    CallbacksHello,
+    callbacks_address,
+)
+
+DEADLINE_S = 20.0
+ONE, TWO = SessionId(1), SessionId(2)
+HOST = HostIndex(3)
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    return run
+
+
+class Relay:
+    """A server, what it answered executors, and its clients."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answers: list[tuple[int, int, CallbackResult, bytes]] = []
+        self.server = CallbackServer(address, lambda s, h, m, p: self.answers.append((s, h, m, bytes(p))))
+
+    async def client(self, name: str, version: int = CALLBACKS_VERSION) -> "Client":
+        client = Client()
+        await streams.connect(self.address, lambda: client.channel, DEADLINE_S)
+        client.channel.send(CallbacksHello(name, version))
+        return client
+
+
+class Client:
+    def __init__(self) -> None:
+        self.calls: list[tuple[CallbackCall, bytes]] = []
+        self.is_closed = False
+        self.channel: AsyncChannel[AnyCallbackMessage] = AsyncChannel(
+            FrameCodec(AnyCallbackMessage), self._on_frames, self._on_closed
+        )
+
+    def _on_frames(self, _: Any, frames: Any) -> None:
+        self.calls += [(frame.message, bytes(frame.payload)) for frame in frames]
+
+    def _on_closed(self, *_: Any) -> None:
+        self.is_closed = True
+
+
+@contextlib.asynccontextmanager
+async def relay_in(folder: Path) -> AsyncIterator[Relay]:
+    relay = Relay(callbacks_address(f"unix:{folder}/proxy.sock"))
+    await relay.server.start()
+    yield relay
+    await relay.server.stop()
+    assert list(folder.iterdir()) == []
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def called(relay: Relay, client: Client, name: str, session: SessionId = ONE, call: int = 5) -> CallbackCall:
+    """A call that has reached its client."""
+    before = len(client.calls)
+
+    def try_it() -> bool:
+        # The client may not be known yet; then the call is cancelled at once.
+        relay.server.call(session, HOST, CallbackCall(call, name, 9, ((11, (2,)),)), b"operands")
+        return not relay.answers or bool(relay.answers.clear())
+
+    await until(try_it)
+    await until(lambda: len(client.calls) > before)
+    message, payload = client.calls[-1]
+    assert (message.client, message.number, message.operands, payload) == (name, 9, ((11, (2,)),), b"operands")
+    return message
+
+
+def test_the_address_is_beside_the_proxys() -> None:
+    assert callbacks_address("unix:/a/proxy-0.sock") == "unix:/a/proxy-0.cb"
+    assert callbacks_address("unix:/a/proxy") == "unix:/a/proxy.cb"
+
+
+@on_loop
+async def test_calls_reach_their_client_and_answers_their_executor(tmp_path: Path) -> None:
+    async with relay_in(tmp_path) as relay:
+        mine, yours = await relay.client("mine"), await relay.client("yours")
+        first = await called(relay, mine, "mine", ONE, call=5)
+        second = await called(relay, yours, "yours", TWO, call=5)
+        yours.channel.send(CallbackResult(second.call, None, ((11, (1,)),)), b"two")
+        await until(lambda: len(relay.answers) == 1)
+        mine.channel.send(CallbackResult(first.call, None, ()), b"")
+        await until(lambda: len(relay.answers) == 2)
+        assert relay.answers == [
+            (TWO, HOST, CallbackResult(5, None, ((11, (1,)),)), b"two"),
+            (ONE, HOST, CallbackResult(5, None, ()), b""),
+        ]
+
+
+@on_loop
+async def test_calls_of_a_client_that_is_gone_are_cancelled(tmp_path: Path) -> None:
+    async with relay_in(tmp_path) as relay:
+        client = await relay.client("mine")
+        await called(relay, client, "mine", call=5)
+        client.channel.close()
+        await until(lambda: relay.answers)
+        relay.server.call(ONE, HOST, CallbackCall(6, "mine", 9, ()), b"")
+        assert [(answer[2].call, answer[2].failure.code) for answer in relay.answers if answer[2].failure] == [
+            (5, Code.CANCELLED),
+            (6, Code.CANCELLED),
+        ]
+
+
+@pytest.mark.parametrize("what", ["session", "host"])
+@on_loop
+async def test_answers_that_nobody_waits_for_are_dropped(tmp_path: Path, what: str) -> None:
+    async with relay_in(tmp_path) as relay:
+        client = await relay.client("mine")
+        message = await called(relay, client, "mine")
+        if what == "session":
+            relay.server.session_over(ONE)
+        else:
+            relay.server.forget_host(HOST)
+        client.channel.send(CallbackResult(message.call, None, ()))
+        later = await called(relay, client, "mine", TWO, call=8)
+        client.channel.send(CallbackResult(later.call, None, ()))
+        await until(lambda: relay.answers)
+        assert [answer[2].call for answer in relay.answers] == [8]
+
+
+@on_loop
+async def test_another_version_and_a_second_client_of_a_name_are_refused(tmp_path: Path) -> None:
+    async with relay_in(tmp_path) as relay:
+        first = await relay.client("mine")
+        await called(relay, first, "mine")
+        for refused in (await relay.client("yours", CALLBACKS_VERSION + 1), await relay.client("mine")):
+            await until(lambda refused=refused: refused.is_closed)
+        assert not first.is_closed
