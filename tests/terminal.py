@@ -10,30 +10,40 @@ DEADLINE_S = 120.0
 
 
 class Terminal:
-    """A command at a terminal of its own."""
+    """A command at a terminal of its own, and what it shows since what was waited for before."""
 
     def __init__(self, *argv: str, environ: Mapping[str, str] | None = None) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.execvpe(argv[0], argv, dict(os.environ if environ is None else environ))
-        self.screen = ""
+        self.shown = ""
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
     def until(self, words: str) -> None:
-        """Until ``words`` appear after what has been waited for before."""
+        """Until it has shown this."""
         deadline_s = time.monotonic() + DEADLINE_S
-        while words not in self.screen:
+        while words not in self.shown:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
-            assert ready, f"no {words!r} in: {self.screen}"
-            self.screen += os.read(self._fd, 1 << 16).decode(errors="replace")
-        self.screen = self.screen.partition(words)[2]
+            assert ready, f"after {DEADLINE_S:g} s it has not shown {words!r}:\n{self.shown}"
+            chunk = self._read()
+            assert chunk, f"it has ended and not shown {words!r}:\n{self.shown}"
+            self.shown += chunk
+        self.shown = self.shown.partition(words)[2]
 
     def wait(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
+        """Its exit code."""
+        while chunk := self._read():
+            self.shown += chunk
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._fd, 1 << 16).decode(errors="replace")
+        except OSError:  # EIO: the other side is closed
+            return ""
 
 
 def use_shell(terminal: Terminal, num_devices: int) -> None:

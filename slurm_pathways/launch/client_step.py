@@ -83,6 +83,36 @@ def _spawn(argv: list[str]) -> int:
         sys.exit(NOT_FOUND if failure.errno == errno.ENOENT else NOT_EXECUTABLE)
 
 
+def end_descendants() -> None:
+    """Kill all that the program has left behind: it holds the task's output open, and Slurm would wait for that."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+            # Those that are born meanwhile become ours when their parents are dead, and are found the next time.
+            for pid in _descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # It may have ended.
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                # The name, in parentheses, may hold spaces and parentheses of its own.
+                parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found, rest = [], [pid]
+    while rest:
+        below = parents.get(rest.pop(), [])
+        found += below
+        rest += below
+    return found
+
+
 def main() -> int:
     """Returns the program's exit code, as a shell gives it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -115,6 +145,7 @@ def main() -> int:
         ended, status = os.wait()
         if ended == pid:
             arguments.pid_file.unlink(missing_ok=True)
+            end_descendants()
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 

@@ -12,6 +12,7 @@ from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.slurm.states import ENDED
 
 COMMAND = Path(sys.executable).with_name("slurm-pathways")
+TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 JOB_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 30.0
 #: What was cancelled or lost its launcher is gone from all nodes by then.
@@ -66,7 +67,7 @@ class Job:
         """Its output so far."""
         return self.output.read_text() if self.output.exists() else ""
 
-    def until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def until(self, is_so: Callable[[], object], what: str, timeout_s: float) -> None:
         """Until something is so; ``what`` says what the job does as long as it is not."""
         deadline_s = time.monotonic() + timeout_s
         while not is_so():

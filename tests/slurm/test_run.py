@@ -17,6 +17,7 @@ from .jobs import (
     COMMAND_TIMEOUT_S,
     GONE_TIMEOUT_S,
     POLL_INTERVAL_S,
+    TRAIN,
     Job,
     Submit,
     commands,
@@ -24,8 +25,6 @@ from .jobs import (
     remove_kept_logs,
     until_gone,
 )
-
-TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 
 pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(180)]
 
@@ -87,6 +86,13 @@ def test_the_example_learns_in_a_pipeline_over_two_slices(submit: Submit, tmp_pa
     assert job.wait() == "0:0", job.said()
     assert "8 cpu devices in 2 slice(s), mode pipeline" in job.said()
     assert json.loads((tmp_path / "losses.json").read_text())["accuracies"][-1] >= 0.9
+
+
+def test_what_a_program_leaves_behind_ends_with_it(submit: Submit, sandbox: Sandbox) -> None:
+    """It has the output of the step, and Slurm would wait for it."""
+    job = submit(1, f"exec {COMMAND} run -q -- sh -c 'sleep 613 & setsid sleep 614 & (sleep 615 &); exit 3'")
+    assert job.wait() == "3:0", job.said()
+    assert [argv for _, argv in commands(sandbox) if argv[:1] == ["sleep"]] == []
 
 
 def _start_sleeping(submit: Submit, *lines: str) -> Job:

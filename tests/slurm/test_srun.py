@@ -1,9 +1,8 @@
 """``srun --pathways`` on a real cluster: exit codes, a terminal, where the option may be, what is left of the dead."""
 
+import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -16,12 +15,14 @@ import pytest
 
 from slurm_pathways.launch.run_folder import remove_abandoned
 from slurm_pathways.sandbox.cluster import Sandbox
+from tests.terminal import Terminal
 
 from .jobs import (
     COMMAND_TIMEOUT_S,
     GONE_TIMEOUT_S,
     JOB_TIMEOUT_S,
     POLL_INTERVAL_S,
+    TRAIN,
     Submit,
     commands,
     processes_of,
@@ -49,6 +50,15 @@ def test_exit_codes_are_kept(sandbox: Sandbox, psum: Path) -> None:
         done = sandbox.run(["srun", "-N2", *argv], JOB_TIMEOUT_S)
         assert (done.returncode, done.stdout) == (returncode, ""), done.stderr
         assert re.search(words, done.stderr), done.stderr
+
+
+def test_the_example_learns_in_a_pipeline_over_two_slices(sandbox: Sandbox, tmp_path: Path) -> None:
+    option, losses = "--pathways=slices=2,hosts-per-slice=2,devices-per-host=2", tmp_path / "losses.json"
+    argv = [sys.executable, str(TRAIN), "--mode", "pipeline", "--epochs", "1", "--losses", str(losses)]
+    done = sandbox.run(["srun", "-N5", option, *argv], JOB_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert "8 cpu devices in 2 slice(s), mode pipeline" in done.stdout
+    assert json.loads(losses.read_text())["accuracies"][-1] >= 0.9
 
 
 def test_the_program_gets_all_of_its_input(sandbox: Sandbox) -> None:
@@ -161,44 +171,9 @@ def _remove_what_is_left(runs_root: Path) -> None:
     remove_kept_logs(runs_root)
 
 
-class _Terminal:
-    """A command at a terminal, and what it shows."""
-
-    def __init__(self, sandbox: Sandbox, *argv: str) -> None:
-        command, environ = sandbox.command(argv), sandbox.environ(os.environ)
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execvpe(command[0], command, environ)
-        self.shown = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def until(self, words: str) -> None:
-        """Until it has shown this, since the last time."""
-        deadline_s = time.monotonic() + JOB_TIMEOUT_S
-        while words not in self.shown:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline_s - time.monotonic()))
-            assert ready, f"it has not shown {words!r}:\n{self.shown}"
-            self.shown += self._read()
-        self.shown = self.shown.partition(words)[2]
-
-    def wait(self) -> int:
-        """Its exit code."""
-        while chunk := self._read():
-            self.shown += chunk
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def _read(self) -> str:
-        try:
-            return os.read(self._fd, 4096).decode()
-        except OSError:  # EIO: the other side is closed
-            return ""
-
-
 def test_an_interactive_session(sandbox: Sandbox, runs_root: Path) -> None:
-    terminal = _Terminal(sandbox, "srun", "-N2", "--pathways", "--pty", sys.executable, "-q")
+    argv = ["srun", "-N2", "--pathways", "--pty", sys.executable, "-q"]
+    terminal = Terminal(*sandbox.command(argv), environ=sandbox.environ(os.environ))
     terminal.until(">>> ")
     terminal.type("import jax; print('devices', jax.device_count())\r")
     terminal.until("\ndevices 2")

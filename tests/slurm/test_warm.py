@@ -12,9 +12,7 @@ import pytest
 from slurm_pathways.sandbox.cluster import Sandbox
 from tests.terminal import Terminal, use_shell
 
-from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Submit, until_gone
-
-TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, TRAIN, Submit, until_gone
 
 pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(240)]
 
