@@ -120,18 +120,83 @@ def serve_callbacks(take: TakeCallbacks) -> None:
     def backend_compile_and_load(
         backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any
     ) -> Any:
+        wrap = None
         if host_callbacks and is_proxy(backend):
             module = _without_tokens(module)
+            if _add_output_if_none(module):
+                options.executable_build_options.allow_spmd_sharding_propagation_to_output = [False]
+                wrap = _WithoutOutputs
             with module.context:
                 for name, value in take(host_callbacks).items():
                     module.operation.attributes[name] = (
                         ir.StringAttr.get(value) if isinstance(value, str) else ir.DenseI64ArrayAttr.get(list(value))
                     )
             host_callbacks = ()
-        return original(backend, module, executable_devices, options, host_callbacks)
+        executable = original(backend, module, executable_devices, options, host_callbacks)
+        return executable if wrap is None else wrap(executable)
 
     backend_compile_and_load._slurm_pathways_original = original  # type: ignore[attr-defined]
     compiler.backend_compile_and_load = backend_compile_and_load
+
+
+class _WithoutOutputs:
+    """An executable whose one output JAX must not see: the server tells by outputs when an execution is over."""
+
+    def __init__(self, executable: Any) -> None:
+        self._executable = executable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
+
+    def execute_sharded(self, arguments: Any, with_tokens: bool = False) -> Any:
+        return _NoResults(self._executable.execute_sharded(arguments, with_tokens=with_tokens))
+
+    def get_output_shardings(self) -> Any:
+        shardings = self._executable.get_output_shardings()
+        return shardings and shardings[:-1]
+
+    def get_output_layouts(self) -> Any:
+        return self._executable.get_output_layouts()[:-1]
+
+    def get_output_memory_kinds(self) -> Any:
+        return [kinds[:-1] for kinds in self._executable.get_output_memory_kinds()]
+
+
+class _NoResults:
+    """Of an execution of ``_WithoutOutputs``."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    def consume_token(self) -> Any:
+        return self._results.consume_token()
+
+    def consume_with_handlers(self, handlers: Sequence[Any], strict: bool = True) -> list[Any]:
+        return []
+
+    def disassemble_into_single_device_arrays(self) -> list[Any]:
+        return []
+
+
+def _add_output_if_none(module: Any) -> bool:
+    """Let ``main`` give an empty array if it gives nothing; whether it was so."""
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import func, hlo
+
+    main = next(f for f in module.body.operations if isinstance(f, func.FuncOp) and f.name.value == "main")
+    if main.type.results:
+        return False
+    with module.context, ir.Location.unknown():
+        empty = ir.RankedTensorType.get((0,), ir.IntegerType.get_signless(1))
+        end = main.entry_block.operations[len(main.entry_block.operations) - 1]
+        with ir.InsertionPoint(end):
+            func.ReturnOp([hlo.constant(ir.DenseElementsAttr.get_splat(empty, ir.BoolAttr.get(False)))])
+        end.erase()
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(main.type.inputs, [empty]))
+        replicated = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
+        main.attributes["res_attrs"] = ir.ArrayAttr.get([replicated])
+        module.operation.verify()
+    return True
 
 
 def _without_tokens(module: Any) -> Any:

@@ -1,5 +1,7 @@
 """Python functions that programs call run in the client, and give what they do in plain JAX."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,7 @@ CHECKS = (
     "ordered_across_programs_and_devices",
     "ordered_prints",
     "unordered_io_with_state",
+    "functions_run_in_this_process",
     "functions_compute_with_jax",
     "a_failure_has_its_text",
     "checkify_errors",
@@ -64,3 +67,37 @@ def test_same_as_plain_jax(results: Callable[[], tuple[Results, Results]], name:
 def test_every_check_is_compared(results: Callable[[], tuple[Results, Results]]) -> None:
     plain, runtime = results()
     assert list(plain) == list(runtime) == list(CHECKS)
+
+
+def test_the_end_of_the_program_waits_for_its_callbacks(shared_runtime: LocalRuntime) -> None:
+    from client_programs import run_program
+
+    program = (
+        "import jax, time\n"
+        "jax.jit(lambda: jax.debug.callback(lambda: (time.sleep(0.5), print('at the end', flush=True))))()\n"
+        "print('over', flush=True)"
+    )
+    result = run_program(shared_runtime.environment(), "-c", program)
+    assert result.stdout.splitlines() == ["over", "at the end"]
+
+
+def test_a_client_that_dies_in_a_callback_holds_up_nobody(shared_runtime: LocalRuntime) -> None:
+    """Its program has collectives over all devices; those of the next client wait until it has ended."""
+    from client_programs import HERE, answer_of
+
+    dying = subprocess.Popen(
+        [sys.executable, "-m", "programs.callback_that_hangs"],
+        env=shared_runtime.environment(),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert dying.stdout is not None
+        # The test's own deadline is that of this line too.
+        assert dying.stdout.readline() == "called\n"
+    finally:
+        dying.kill()
+        dying.communicate()
+    answer = answer_of(shared_runtime.environment(), "callback_that_hangs", "--return")
+    assert answer == {"value": 36.0}

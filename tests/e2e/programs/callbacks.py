@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -266,6 +267,19 @@ def unordered_io_with_state() -> Any:
 
 
 # What functions may do
+
+
+@check
+def functions_run_in_this_process() -> Any:
+    where: list[int] = []
+    x = jax.device_put(jnp.arange(16.0), NamedSharding(MESH, P("x")))
+    for program, arguments in ((lambda: jax.debug.callback(lambda: where.append(os.getpid())), ()),) + 2 * (
+        (lambda v: jax.debug.callback(lambda _: where.append(os.getpid()), v), (x,)),
+    ):
+        # Nothing comes out of them: the barrier alone says that they have ended.
+        jax.jit(program)(*arguments)
+        jax.effects_barrier()
+    return [pid == os.getpid() for pid in where]
 
 
 @check
