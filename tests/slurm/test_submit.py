@@ -100,9 +100,10 @@ def test_exit_codes_when_waiting(
     tmp_path: Path,
     runs_root: Path,
 ) -> None:
-    # Slurm looks every half minute whose time is over.
+    # Slurm looks every half minute whose time is over, and refuses a time that has passed when it hears of it.
     out_of_time, late = waiting
-    assert sandbox.run(["scontrol", "update", f"jobid={late.job_id}", "endtime=now"], COMMAND_TIMEOUT_S).returncode == 0
+    update = ["scontrol", "update", f"jobid={late.job_id}", "endtime=now+15seconds"]
+    assert sandbox.run(update, COMMAND_TIMEOUT_S).returncode == 0
     programs = {0: ["true"], 3: ["sh", "-c", "exit 3"], 127: ["nonsuch"], 137: ["sh", "-c", "kill -9 $$"]}
     for code, program in programs.items():
         done = submit_command("--wait", "--", *program)
