@@ -79,10 +79,10 @@ def test_out_of_time(submit: Submit, sandbox: Sandbox, runs_root: Path) -> None:
     job = submit(2, f'{RUN} -- {sys.executable} -c "{program}"', options=["--time=1"])
     job.until_said("2 ready")
     assert processes_of(runs_root)
-    ended = sandbox.run(["scontrol", "update", f"jobid={job.job_id}", "EndTime=now"], COMMAND_TIMEOUT_S)
+    ended = sandbox.run(["scontrol", "update", f"jobid={job.job_id}", "EndTime=now+15seconds"], COMMAND_TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
-    # slurmctld looks for such jobs twice a minute. The exit code is the program's, of SIGTERM; SIGKILL comes after 5 s,
-    # which a busy machine may need.
+    # slurmctld looks for such jobs twice a minute, and takes no end that has passed when it hears of it. The exit code
+    # is the program's, of SIGTERM; SIGKILL comes after 5 s, which a busy machine may need.
     assert job.wait() in ("143:0", "0:9")
     assert job.fields()["JobState"] == "TIMEOUT"
     until_gone(runs_root)
