@@ -42,6 +42,13 @@ KINDS: tuple[Kind, ...] = (
         is_clients=True,
     ),
     Kind(
+        "operations too new to be sent",
+        "Failed to serialize StableHLO to plugin version",
+        "JAX's client writes programs in a version of StableHLO some weeks old, so that servers can be older; what is "
+        "newer (async collectives) it cannot write.",
+        is_clients=True,
+    ),
+    Kind(
         "tokens as arguments",
         "doesn't support token or opaque",
         "Programs with ordered effects take tokens. XLA has no layouts for them, and the executor takes this for a "
