@@ -36,6 +36,8 @@ CHECKS = (
     "debug_callback_in_scan_under_grad_and_vmap",
     "debug_callback_of_a_sharded_operand",
     "debug_callback_in_shard_map",
+    "debug_callback_of_each_part",
+    "debug_breakpoint",
     "pure_callback_types",
     "pure_callback_without_operands",
     "pure_callback_of_shardings",

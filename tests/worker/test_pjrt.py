@@ -357,6 +357,8 @@ def test_callbacks_are_known_by_what_the_client_says() -> None:
     assert calling is not None
     assert (calling.client, calling.numbers) == ("me", (7, 4))
     assert pjrt.calling_program(calling.program) is None
+    with pytest.raises(ValueError, match=r"use jax\.pure_callback"):
+        pjrt.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
     another = pjrt.calling_program(CALLING.replace(b'"me"', b'"you"').replace(b"7, 4", b"1, 2"))
     assert another is not None
     assert pjrt.without_locations(another.program) == pjrt.without_locations(calling.program)

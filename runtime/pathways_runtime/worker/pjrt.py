@@ -528,14 +528,23 @@ class CallingProgram(NamedTuple):
     numbers: tuple[int, ...]
 
 
+#: The custom calls of ``jax.experimental.buffer_callback``.
+_BUFFER_CALLBACK = b"xla_buffer_python_"
+
+
 def calling_program(program: bytes) -> CallingProgram | None:
     """A StableHLO program's callbacks, taken from what the client's plugin has written on it; None: it has none.
 
     Raises:
-        ValueError: it cannot be parsed.
+        ValueError: it cannot be parsed, or its callbacks want the devices' memory.
     """
     if CLIENT_ATTRIBUTE.encode() not in program:
         return None
+    if _BUFFER_CALLBACK in program:
+        raise ValueError(
+            "buffer_callback hands the memory of a device to the Python function, which runs in another process: "
+            "use jax.pure_callback or io_callback"
+        )
     module = _parse(program)
     with module.context:
         attributes = module.operation.attributes

@@ -98,6 +98,27 @@ def debug_callback_in_shard_map() -> Any:
     return total.tolist(), sorted(seen)
 
 
+@check
+def debug_callback_of_each_part() -> Any:
+    seen: list[Any] = []
+    x = jax.device_put(jnp.arange(16.0), NamedSharding(MESH, P("x")))
+    jax.jit(lambda v: jax.debug.callback(lambda u: seen.append(np.asarray(u).tolist()), v, partitioned=True))(x)
+    jax.effects_barrier()
+    return sorted(seen)
+
+
+@check
+def debug_breakpoint() -> Any:
+    output = io.StringIO()
+
+    def program(x: Any) -> Any:
+        y = x * 2
+        jax.debug.breakpoint(num_frames=1, backend="cli", stdin=io.StringIO("p y\nc\n"), stdout=output)
+        return y + 1
+
+    return float(jax.jit(program)(jnp.float32(3))), output.getvalue()
+
+
 # Pure
 
 
