@@ -31,8 +31,8 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "host callbacks",
         "[Hh]ost callback|host_callback|HostCallback",
-        "JAX's client refuses host callbacks through the proxy.",
-        is_clients=True,
+        "A form of callback that the client's plugin does not carry.",
+        is_clients=False,
     ),
     Kind(
         "the compiler calls Python",

@@ -39,7 +39,7 @@ def test_a_test_without_a_result_on_one_side_has_not_run() -> None:
 def page() -> str:
     plain = state(a=Outcome.PASSED, b=Outcome.PASSED, c=Outcome.PASSED, d=Outcome.FAILED, e=Outcome.SKIPPED)
     here = state(a=Outcome.PASSED, b=Outcome.HANG, c=Outcome.FAILED, d=Outcome.FAILED, e=Outcome.SKIPPED)
-    here.results["c"] = Result(Outcome.FAILED, "UNIMPLEMENTED: `host callback` | refused at 0x7f3c")
+    here.results["c"] = Result(Outcome.FAILED, "BufferError: `Only local arrays are supported` | 0x7f3c")
     return table.as_markdown([table.compare(FILE, Target.ONE_SLICE, plain, here)], VERSIONS)
 
 
@@ -47,7 +47,7 @@ def test_the_page_counts_and_names_what_failed() -> None:
     lines = page().splitlines()
     assert "| tiny (5 of 70) | 1x4x2 | 1 | 2 | 1 | 0 | 1 | 0 | 0 | 1, 0 |" in lines
     assert "* `b`: **hang**, not sorted yet: `why b`" in lines
-    assert "* `c`: host callbacks: `UNIMPLEMENTED: 'host callback' \\| refused at 0x...`" in lines
+    assert "* `c`: buffer protocol, dlpack: `BufferError: 'Only local arrays are supported' \\| 0x...`" in lines
     assert "jax 1.2.3, jaxlib 1.2.4, Python 3.11.7, 2031-05-06." in lines
 
 
