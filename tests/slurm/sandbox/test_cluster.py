@@ -88,7 +88,8 @@ def test_two_users_share_a_node(mended_sandbox: Sandbox, slurm: Slurm) -> None:
 
 
 def test_the_local_folder_is_each_nodes_own(sandbox: Sandbox, slurm: Slurm) -> None:
-    seen = slurm("srun", "-N2", "-w", "node[0-1]", "sh", "-c", f"cd {sandbox.local_dir}; touch $(hostname); ls | xargs")
+    script = f"mkdir {sandbox.local_dir}/own; cd {sandbox.local_dir}/own; touch $(hostname); ls | xargs"
+    seen = slurm("srun", "-N2", "-w", "node[0-1]", "sh", "-c", script)
     assert sorted(seen.split()) == ["node0", "node1"]
     assert list(sandbox.local_dir.iterdir()) == []
 
