@@ -1,6 +1,7 @@
 """``slurm-pathways doctor`` in an allocation of a real cluster."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -29,12 +30,14 @@ def test_an_allocation_that_is_well(sandbox: Sandbox, tmp_path: Path) -> None:
     assert code == 0
     assert found["Slurm"]["found"].startswith("22.05.")
     assert found["allocation"]["found"].endswith("on 2 nodes, node[0-1]")
-    assert found["nodes"]["found"] == f"all 2 start steps, and see {sys.executable} and {tmp_path}"
+    # Under the name by which the command was installed.
+    python = re.escape(str(Path(sys.executable).parent))
+    assert re.fullmatch(rf"all 2 start steps, and see {python}/python\S* and {tmp_path}", found["nodes"]["found"])
     assert found["SPANK plugin"]["found"].startswith("not here;")
 
 
 def test_a_folder_that_only_the_login_has(sandbox: Sandbox) -> None:
-    folder = sandbox.local_dir / "only here"
+    folder = sandbox.local_dir / "the login's"
     code, found = doctor(sandbox, folder)
     assert code == 1
     assert found["nodes"]["level"] == "error"

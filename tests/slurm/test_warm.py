@@ -75,7 +75,7 @@ def test_a_shell_in_an_allocation(sandbox: Sandbox) -> None:
     argv = ["salloc", "--quiet", "--nodes=2", str(COMMAND), "shell", "--devices-per-host", "2"]
     terminal = Terminal(*sandbox.command(["env", "TERM=dumb", *argv]), environ=sandbox.environ(os.environ))
     use_shell(terminal, 4)
-    assert sandbox.run(["squeue", "--noheader"], COMMAND_TIMEOUT_S).stdout == ""
+    sandbox.await_idle()
 
 
 def test_status_of_a_runtime_on_nodes_that_share_no_folder_with_us(sandbox: Sandbox, tmp_path: Path) -> None:
