@@ -1,7 +1,6 @@
 """What all tests share: options, a runtime, and checks that a test leaves nothing behind."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from slurm_pathways.config import RECORDS_VARIABLE, RUNS_VARIABLE, VARIABLE_PREFIX, RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
+from tests.waiting import until
 
 #: What ends by itself is given this long; a leak is then reported.
 SETTLE_S = 5.0
@@ -86,10 +86,7 @@ def no_leaks(runs_root: Path) -> Iterator[None]:
             *(f"shared memory {name}" for name in sorted(_shared_memory() - shared_memory)),
         ]
 
-    deadline_s = time.monotonic() + SETTLE_S
-    while (left := leaks()) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert not left, f"{SETTLE_S:g} s after the test there is still:\n" + "\n".join(left)
+    until(lambda: not leaks(), lambda: "the test has left:\n" + "\n".join(leaks()), SETTLE_S, 0.02)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pathways_runtime.core import operations as ops
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.transport.lifeline import Child, spawn
 from pathways_runtime.wire import messages as msg
+from tests.waiting import until
 
 DEADLINE_S = 15.0
 
@@ -67,10 +67,7 @@ class RelayedCluster:
     def wait_for_relay(self, worker: int) -> int:
         """Whose relay a worker's executor was told to connect to."""
         notes = self.folder / f"executor-{worker}"
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not notes.exists():
-            assert time.monotonic() < deadline_s, f"the executor of worker {worker} was not started"
-            time.sleep(0.005)
+        until(notes.exists, f"the executor of worker {worker} was not started", DEADLINE_S)
         address, _, relayed = notes.read_text().partition(" ")
         assert relayed == "relayed" and address.startswith(f"unix:{self.folder}/relay-")
         return int(address.removesuffix(".sock").rpartition("-")[2])

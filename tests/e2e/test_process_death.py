@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 from client_programs import HERE
+
+from tests.waiting import until
 
 COMMAND = Path(sys.executable).parent / "slurm-pathways"
 #: From the kill to the end of everything. A JAX client's own deadline is not among what is waited for.
@@ -85,10 +86,11 @@ def kill(runs_root: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
         run.wait_until_up(runs_root)
         os.kill(run.pid_of(component), signal.SIGKILL)
         errors = run.end()
-        deadline_s = time.monotonic() + 5
-        while left := [*_left(runs_root), *(set(Path("/dev/shm").iterdir()) - shared_memory)]:
-            assert time.monotonic() < deadline_s, f"left behind: {left}"
-            time.sleep(0.05)
+
+        def left() -> list[Path]:
+            return [*_left(runs_root), *(set(Path("/dev/shm").iterdir()) - shared_memory)]
+
+        until(lambda: not left(), lambda: f"left behind: {left()}", 5, 0.05)
         return run.process.returncode, errors
 
     yield kill_one

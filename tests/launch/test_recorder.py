@@ -1,8 +1,6 @@
 """Who keeps records and the job's comment while a run goes on: what is called when, and what a failure does."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,11 @@ from slurm_pathways.launch.components import ComponentEnded, ComponentEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.recorder import RunRecorder
 from slurm_pathways.launch.records import Record
+from tests.waiting import until
 
 DEADLINE_S = 30.0
 SPEC = RuntimeSpec(num_slices=2)
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_CLUSTER_NAME": "c"}
-
-
-def _until(is_so: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.01)
 
 
 class Cluster:
@@ -112,10 +104,10 @@ def test_a_run_from_start_to_end(environ: dict[str, str], folder: Path, cluster:
     run = RunRecorder(environ, SPEC, ("python", "train.py"))
     controller = Controller(_report(0.25, 3, in_flight=2), _report(0.5, 4))
     run.begin("run-1", controller.ask)
-    _until(lambda: folder.exists() and bool(list(folder.glob("*.json"))), "the first write")
+    until(lambda: folder.exists() and bool(list(folder.glob("*.json"))), "the first write", DEADLINE_S)
     assert (_only(folder).runtime_id, _only(folder).ready_at_unix_s) == ("run-1", None)
     run.ready()
-    _until(lambda: _only(folder).ready_at_unix_s is not None, "the write at ready")
+    until(lambda: _only(folder).ready_at_unix_s is not None, "the write at ready", DEADLINE_S)
     run.program_ended(3)
     # Asked again as long as launches were in flight.
     assert controller.num_asked == 2
@@ -152,13 +144,15 @@ def test_comments_while_it_runs_and_writes_in_between(
     run = RunRecorder(environ, SPEC, ("python", "train.py"))
     run.begin("run-1", Controller(_report(0.5, 3)).ask)
     run.ready()
-    _until(
-        lambda: cluster.comment == "theirs | pathways: 2 devices in 2 slices, running python train.py", "the comment"
+    until(
+        lambda: cluster.comment == "theirs | pathways: 2 devices in 2 slices, running python train.py",
+        "the comment",
+        DEADLINE_S,
     )
-    _until(lambda: bool(_only(folder).usage.programs), "the periodic write")
+    until(lambda: bool(_only(folder).usage.programs), "the periodic write", DEADLINE_S)
     assert _only(folder).ended_at_unix_s is None
     run.note(ComponentEnded("worker-1", -9, was_asked=False))
-    _until(lambda: any(part.signal == 9 for part in _only(folder).components), "the write at a loss")
+    until(lambda: any(part.signal == 9 for part in _only(folder).components), "the write at a loss", DEADLINE_S)
     run.program_ended(0)
     run.close(0)
     assert cluster.calls == ["squeue", "scontrol"] * 2

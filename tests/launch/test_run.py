@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from slurm_pathways.launch.run_folder import RunRecord, live_runs, read_record
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 
@@ -150,7 +151,11 @@ def test_a_failed_start_says_why_at_once(run_in_child: list[str], runs_root: Pat
 def test_a_signal_during_the_start_ends_it(run_in_child: list[str], runs_root: Path) -> None:
     environ = {**os.environ, "FAKE_CONTROLLER": "mute"}
     with subprocess.Popen([*run_in_child, "true"], stderr=subprocess.PIPE, text=True, env=environ) as process:
-        _wait_until(lambda: len(live_runs(runs_root)) == 1 and len(live_runs(runs_root)[0][1].components) == 4, "start")
+        until(
+            lambda: len(live_runs(runs_root)) == 1 and len(live_runs(runs_root)[0][1].components) == 4,
+            "start",
+            DEADLINE_S,
+        )
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signal.SIGTERM
@@ -202,7 +207,7 @@ def test_a_killed_launcher_leaves_nothing(run_in_child: list[str], runs_root: Pa
         process.wait(timeout=DEADLINE_S)
         _, alive = psutil.wait_procs([*components, program], timeout=DEADLINE_S)
         assert not alive
-        _wait_until(lambda: not path.exists(), "the folder to be removed")
+        until(lambda: not path.exists(), "the folder to be removed", DEADLINE_S)
 
 
 def test_what_two_kills_left_is_removed_by_the_next_run(run_in_child: list[str], runs_root: Path) -> None:
@@ -271,7 +276,7 @@ def test_ctrl_z_stops_and_continues_both(run_in_child: list[str]) -> None:
 
 def _recorded(runs_root: Path) -> tuple[Path, RunRecord]:
     """The only run, once it has written down its program, which may have begun a little earlier."""
-    _wait_until(lambda: live_runs(runs_root)[0][1].program is not None, "the record of the program")
+    until(lambda: live_runs(runs_root)[0][1].program is not None, "the record of the program", DEADLINE_S)
     [(path, record)] = live_runs(runs_root)
     return path, record
 
@@ -295,13 +300,6 @@ def _kept_logs(err: str, runs_root: Path) -> Path:
     return moved
 
 
-def _wait_until(predicate: object, what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not predicate():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:g} s for {what}"
-        time.sleep(0.01)
-
-
 def _wait_pid(pid: int) -> int:
     status: list[int] = []
 
@@ -310,7 +308,7 @@ def _wait_pid(pid: int) -> int:
         status.append(code)
         return ended == pid
 
-    _wait_until(has_ended, "the process to end")
+    until(has_ended, "the process to end", DEADLINE_S)
     return status[-1]
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from slurm_pathways.launch.run_folder import live_runs
 from slurm_pathways.launch.warm.commands import without_job
 from tests.terminal import Terminal, use_shell
+from tests.waiting import until
 
 COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 DEADLINE_S = 120.0
-_POLL_INTERVAL_S = 0.05
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -41,13 +40,6 @@ sys.exit(int(sys.argv[1]))
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
-
-
-def until(is_so: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"after {DEADLINE_S:g} s: {what}"
-        time.sleep(_POLL_INTERVAL_S)
 
 
 @pytest.fixture
@@ -165,9 +157,9 @@ def test_a_launcher_that_is_killed_takes_its_program_with_it(
     said = tmp_path / "said"
     process = started(f"trap 'echo ended > {said}; exit 9' TERM; echo up; while :; do sleep 0.1; done")
     process.kill()
-    until(said.exists, "the program has not ended")
+    until(said.exists, "the program has not ended", DEADLINE_S)
     # Its place is free again.
-    until(lambda: json.loads(run("status", "--json").stdout)["sessions"] == [], "its session is open")
+    until(lambda: json.loads(run("status", "--json").stdout)["sessions"] == [], "its session is open", DEADLINE_S)
     assert run("run", "--", "true").returncode == 0
 
 
@@ -264,7 +256,7 @@ def test_a_notebook_with_two_kernels(warm: Path) -> None:
                 assert line, said
                 said += line
             path, token_file = found.groups()
-            until(lambda: Path(path).exists(), "Jupyter does not listen")
+            until(lambda: Path(path).exists(), "Jupyter does not listen", DEADLINE_S)
             assert (Path(token_file).stat().st_mode & 0o777, Path(path).stat().st_mode & 0o777) == (0o600, 0o600)
             token = Path(token_file).read_text().strip()
             assert _request(path, "GET", "/api/kernels", None)[0] == 403

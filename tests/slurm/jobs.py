@@ -1,7 +1,6 @@
 """What tests on the cluster share: batch jobs, and a look at what is left of them."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import psutil
 
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.slurm.states import ENDED
+from tests.waiting import until
 
 COMMAND = Path(sys.executable).with_name("slurm-pathways")
 TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
@@ -69,10 +69,7 @@ class Job:
 
     def until(self, is_so: Callable[[], object], what: str, timeout_s: float) -> None:
         """Until something is so; ``what`` says what the job does as long as it is not."""
-        deadline_s = time.monotonic() + timeout_s
-        while not is_so():
-            assert time.monotonic() < deadline_s, f"after {timeout_s:g} s job {self.job_id} {what}:\n{self.said()}"
-            time.sleep(POLL_INTERVAL_S)
+        until(is_so, lambda: f"job {self.job_id} {what}:\n{self.said()}", timeout_s, POLL_INTERVAL_S)
 
 
 Submit = Callable[..., Job]
@@ -104,17 +101,20 @@ def processes_of(runs_root: Path) -> list[list[str]]:
 
 def until_gone(runs_root: Path) -> None:
     """Until no such process is left, ``GONE_TIMEOUT_S`` at most."""
-    deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := processes_of(runs_root):
-        assert time.monotonic() < deadline_s, f"after {GONE_TIMEOUT_S:g} s there is still {left}"
-        time.sleep(POLL_INTERVAL_S)
+    until(
+        lambda: not processes_of(runs_root),
+        lambda: f"there is still {processes_of(runs_root)}",
+        GONE_TIMEOUT_S,
+        POLL_INTERVAL_S,
+    )
 
 
 def remove_kept_logs(runs_root: Path) -> None:
     """Those of a runtime that was ended from outside stay; nothing else does."""
-    deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := [path for path in runs_root.rglob("*") if path.is_file() and path.parent.name != "logs"]:
-        assert time.monotonic() < deadline_s, left
-        time.sleep(POLL_INTERVAL_S)
+
+    def others() -> list[Path]:
+        return [path for path in runs_root.rglob("*") if path.is_file() and path.parent.name != "logs"]
+
+    until(lambda: not others(), others, GONE_TIMEOUT_S, POLL_INTERVAL_S)
     for path in sorted(runs_root.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from slurm_pathways.config import RECORDS_VARIABLE
 from slurm_pathways.sandbox.cluster import Sandbox
+from tests.waiting import until
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, POLL_INTERVAL_S, Job, Submit, commands, remove_kept_logs
 
@@ -100,14 +100,13 @@ def _kill_worker_1(sandbox: Sandbox) -> None:
 
 def _until_accounted(job: Job) -> Any:
     """Accounting lags by seconds."""
-    deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
-    while True:
+
+    def whole() -> Any:
         report = _report(job)
         ended = [step["exit_status"] is not None for step in report["steps"]]
-        if len(ended) == 6 and all(ended) and report["exit_status"] is not None:
-            return report
-        assert time.monotonic() < deadline_s, report
-        time.sleep(POLL_INTERVAL_S)
+        return report if len(ended) == 6 and all(ended) and report["exit_status"] is not None else None
+
+    return until(whole, lambda: _report(job), COMMAND_TIMEOUT_S, POLL_INTERVAL_S)
 
 
 def _check(report: Any, job: Job) -> None:

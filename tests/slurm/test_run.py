@@ -5,12 +5,12 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
+from tests.waiting import until
 
 from .jobs import (
     COMMAND,
@@ -42,16 +42,18 @@ def test_a_program_computes_on_all_nodes_and_its_exit_code_is_the_jobs(submit: S
 
 def _steps_are_accounted(job: Job) -> None:
     """Accounting lags by seconds."""
-    deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
     expected = {f"pathways-{name}" for name in ("controller", "client", *(f"worker-{n}" for n in range(5)))}
-    while True:
-        options = ["-n", "-P", "-j", str(job.job_id), "-o", "jobname%30,state,exitcode,alloctres%100"]
-        rows = [line.split("|") for line in job.sandbox.run(["sacct", *options], COMMAND_TIMEOUT_S).stdout.splitlines()]
-        steps = {row[0]: row for row in rows if row[0].startswith("pathways-")}
-        if set(steps) == expected and not any(row[1] == "RUNNING" for row in steps.values()):
-            break
-        assert time.monotonic() < deadline_s, rows
-        time.sleep(POLL_INTERVAL_S)
+    options = ["-n", "-P", "-j", str(job.job_id), "-o", "jobname%30,state,exitcode,alloctres%100"]
+
+    def rows() -> list[list[str]]:
+        return [line.split("|") for line in job.sandbox.run(["sacct", *options], COMMAND_TIMEOUT_S).stdout.splitlines()]
+
+    def ended() -> dict[str, list[str]] | None:
+        steps = {row[0]: row for row in rows() if row[0].startswith("pathways-")}
+        return steps if set(steps) == expected and all(row[1] != "RUNNING" for row in steps.values()) else None
+
+    steps = until(ended, rows, COMMAND_TIMEOUT_S, POLL_INTERVAL_S)
+    assert steps is not None
     assert steps["pathways-client"][2] == "3:0"
     for name, row in steps.items():
         assert "cpu=8" in row[3]

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from slurm_pathways.launch.run_folder import remove_abandoned
 from slurm_pathways.sandbox.cluster import Sandbox
 from tests.terminal import Terminal
+from tests.waiting import until
 
 from .jobs import (
     COMMAND_TIMEOUT_S,
@@ -142,10 +142,12 @@ def test_a_first_task_that_is_killed_takes_all_with_it(sandbox: Sandbox, runs_ro
 def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, runs_root: Path) -> None:
     with _sleeping(sandbox, 3) as srun:
         os.kill(_tasks(sandbox)[1], signal.SIGKILL)
-        deadline_s = time.monotonic() + GONE_TIMEOUT_S
-        while any("--worker-id 1 " in " ".join(argv) for argv in processes_of(runs_root)):
-            assert time.monotonic() < deadline_s, "the worker is still there"
-            time.sleep(POLL_INTERVAL_S)
+        until(
+            lambda: not any("--worker-id 1 " in " ".join(argv) for argv in processes_of(runs_root)),
+            "the worker is still there",
+            GONE_TIMEOUT_S,
+            POLL_INTERVAL_S,
+        )
         assert sorted(_tasks(sandbox)) == [0, 2]
         assert srun.poll() is None
         srun.terminate()
@@ -157,10 +159,12 @@ def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, ru
 
 def _until_nothing_runs(sandbox: Sandbox, runs_root: Path) -> None:
     until_gone(runs_root)
-    deadline_s = time.monotonic() + GONE_TIMEOUT_S
-    while left := _tasks(sandbox):
-        assert time.monotonic() < deadline_s, f"after {GONE_TIMEOUT_S:g} s there are still tasks: {left}"
-        time.sleep(POLL_INTERVAL_S)
+    until(
+        lambda: not _tasks(sandbox),
+        lambda: f"there are still tasks: {_tasks(sandbox)}",
+        GONE_TIMEOUT_S,
+        POLL_INTERVAL_S,
+    )
 
 
 def _remove_what_is_left(runs_root: Path) -> None:

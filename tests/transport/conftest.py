@@ -1,4 +1,4 @@
-"""Data planes that leave neither thread nor descriptor nor socket."""
+"""Credentials of two jobs, and data planes that leave neither thread nor descriptor nor socket."""
 
 import threading
 from collections.abc import Iterator
@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from pathways_runtime.transport.credentials import Credentials
 from pathways_runtime.transport.dataplane import DataPlane
 
 from .dataplane_ends import MakePlane, num_descriptors
+
+
+@pytest.fixture(scope="module")
+def ours() -> Credentials:
+    return Credentials.make()
+
+
+@pytest.fixture(scope="module")
+def of_another_job() -> Credentials:
+    return Credentials.make()
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """What tests of the data plane say: expect, send, and wait with a deadline."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pathways_runtime.transport.dataplane import DataPlane, Key, Payload
+from tests.waiting import until
 
 TIMEOUT_S = 20.0
 
@@ -55,10 +55,7 @@ class Sending:
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
     """Wait for something that nothing announces."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"not within {TIMEOUT_S:g} s: {what}"
-        time.sleep(0.002)
+    until(holds, what, TIMEOUT_S, 0.002)
 
 
 def expect(plane: DataPlane, key: Key, source: int | None = None) -> Arrival:

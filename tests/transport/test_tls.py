@@ -29,16 +29,6 @@ from .dataplane_ends import num_descriptors
 TIMEOUT_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def ours() -> Credentials:
-    return Credentials.make()
-
-
-@pytest.fixture(scope="module")
-def of_another_job() -> Credentials:
-    return Credentials.make()
-
-
 class Entrance:
     """A door and the connections that it let in."""
 

@@ -6,8 +6,7 @@ import socket
 import ssl
 import stat
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,28 +16,11 @@ from pathways_runtime.transport.credentials import Credentials
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Carrier, Entrance, Exit
 
-from .dataplane_ends import num_descriptors
+from .dataplane_ends import eventually, num_descriptors
 
 TIMEOUT_S = 20.0
 #: Longer than any test may take.
 FOR_EVER_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def ours() -> Credentials:
-    return Credentials.make()
-
-
-@pytest.fixture(scope="module")
-def of_another_job() -> Credentials:
-    return Credentials.make()
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what}: not within {TIMEOUT_S:g} s"
-        time.sleep(0.002)
 
 
 def read_all(sock: socket.socket) -> bytes:
@@ -168,7 +150,7 @@ def test_much_goes_both_ways_at_once_and_waits_for_who_reads_late(place: Place) 
     for thread in (*senders, *readers):
         thread.join(TIMEOUT_S)
     assert received["there"] == there and received["back"] == back
-    wait_for(lambda: place.exit.num_passages() == 0, "the passage ends once both ends have")
+    eventually(lambda: place.exit.num_passages() == 0, "the passage ends once both ends have")
 
 
 @pytest.mark.parametrize("first", ["client", "service"])
@@ -183,7 +165,7 @@ def test_an_end_that_has_said_everything_still_hears_the_other(place: Place, fir
         assert one.recv(100) == b"more"
     other.close()
     assert read_all(one) == b""
-    wait_for(lambda: place.exit.num_passages() == 0, "the passage ends once both ends have")
+    eventually(lambda: place.exit.num_passages() == 0, "the passage ends once both ends have")
 
 
 def test_an_end_that_has_closed_is_not_watched(place: Place) -> None:
@@ -196,7 +178,7 @@ def test_an_end_that_has_closed_is_not_watched(place: Place) -> None:
         [passage] = set(carrier._by_fd.values())
         assert len(passage.watched) == 1
     served.close()
-    wait_for(lambda: place.exit.num_passages() == 0, "the passage ends with the service's end")
+    eventually(lambda: place.exit.num_passages() == 0, "the passage ends with the service's end")
 
 
 @pytest.mark.parametrize("who", ["client", "service", "exit", "entrance"])

@@ -1,52 +1,39 @@
 """The executor's side of callbacks: calls over a session link, and gates."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pathways_runtime.core.ids import HostIndex, SessionId
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.transport.frames import Channel, FrameCodec
 from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult, pack, unpack
-from pathways_runtime.wire.links import AnyLinkMessage, LinkHello
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, forwarders, nobody
 from pathways_runtime.worker.gates import DTYPE, SHAPE, Gate
-from pathways_runtime.worker.links import SessionLink
 
-DEADLINE_S = 20.0
+from . import link_ends
+from .link_ends import DEADLINE_S
 
 
-class Ends:
-    """A link, the proxy's end of it, and threads that call."""
+class Ends(link_ends.Ends):
+    """With threads that call."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        theirs.settimeout(DEADLINE_S)
-        self.link = SessionLink(SessionId(1), ours, LinkHello(SessionId(1), HostIndex(0), 1), lambda *_: None)
-        self.proxy: Channel[Any] = Channel(theirs, FrameCodec(AnyLinkMessage))
+        super().__init__()
         self.threads = ThreadPoolExecutor(4)
-        self._frames: list[Any] = []
-        self.receive()
 
-    def receive(self) -> Any:
-        while not self._frames:
-            self._frames += self.proxy.receive()
-        return self._frames.pop(0)
+    def close(self) -> None:
+        super().close()
+        self.threads.shutdown()
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ends = Ends()
     yield ends
-    ends.link.close()
-    ends.proxy.close()
-    ends.threads.shutdown()
+    ends.close()
 
 
 def test_operands_go_out_and_results_come_back(ends: Ends) -> None:

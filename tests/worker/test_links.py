@@ -1,51 +1,22 @@
 """The executor's end of a session link."""
 
-import socket
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId
-from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
-from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
-from pathways_runtime.worker.links import SessionLink
+from pathways_runtime.core.ids import OpId, WaitId
+from pathways_runtime.transport.frames import ConnectionClosed
+from pathways_runtime.wire.links import ArraysReady, Fetched, HostBuffer
 
-HELLO = LinkHello(SessionId(1), HostIndex(2), 3)
-DEADLINE_S = 20.0
-
-
-class Ends:
-    """A link and the proxy's end of it."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        theirs.settimeout(DEADLINE_S)
-        self.buffers: list[tuple[int, int, bytes]] = []
-        self.arrived = threading.Semaphore(0)
-        self.link = SessionLink(SessionId(1), ours, HELLO, self._on_buffer)
-        self.proxy: Channel[Any] = Channel(theirs, FrameCodec(AnyLinkMessage))
-        self._frames: list[Any] = []
-        assert self.receive().message == HELLO
-
-    def _on_buffer(self, op_id: int, index: int, contents: Any) -> None:
-        self.buffers.append((op_id, index, bytes(contents)))
-        self.arrived.release()
-
-    def receive(self) -> Any:
-        while not self._frames:
-            self._frames += self.proxy.receive()
-        return self._frames.pop(0)
+from .link_ends import DEADLINE_S, Ends
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ends = Ends()
     yield ends
-    ends.link.close()
-    ends.proxy.close()
+    ends.close()
 
 
 def test_buffers_come_in(ends: Ends) -> None:

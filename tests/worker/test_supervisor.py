@@ -22,6 +22,7 @@ from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
 from pathways_runtime.worker import supervisor
 from pathways_runtime.worker.supervisor import Supervisor, SupervisorOptions, executor_environment, parse_options
+from tests.waiting import until
 
 TIMEOUT_S = 30.0
 
@@ -133,10 +134,7 @@ class Rig:
     def started(self) -> dict[str, object]:
         """What the played executor has noted; waits until it has."""
         notes = self.folder / "started"
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not notes.exists():
-            assert time.monotonic() < deadline_s, f"the executor did not come up within {TIMEOUT_S:g} s"
-            time.sleep(0.005)
+        until(notes.exists, "the executor did not come up", TIMEOUT_S)
         noted: dict[str, object] = json.loads(notes.read_text())
         notes.unlink()
         return noted

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from slurm_pathways.sandbox.errors import SandboxError
 from slurm_pathways.sandbox.layout import Layout
 from slurm_pathways.sandbox.perform import Performer
 from slurm_pathways.sandbox.record import Record, decode
+from tests.waiting import until
 
 SandboxCommand = Callable[..., subprocess.CompletedProcess[str]]
 Slurm = Callable[..., str]
@@ -25,14 +25,6 @@ ACCOUNTING_TIMEOUT_S = 20.0
 #: Measured: 29 s with SlurmdTimeout=10, for a node whose network says nothing.
 NOTICE_TIMEOUT_S = 60.0
 NOBODY = 65534
-
-
-def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Wait for a condition; ``what`` is missing when it does not come true."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"after {timeout_s:g} s: {what}"
-        time.sleep(0.1)
 
 
 def node_list(slurm: Slurm, job: str) -> str:
@@ -72,7 +64,7 @@ def test_a_batch_job_with_steps_is_accounted_for(mended_sandbox: Sandbox, slurm:
         rows[:] = [line.split("|") for line in slurm("sacct", "-nP", "--delimiter=|", "-j", job, fields).splitlines()]
         return [row[:4] for row in rows] == expected
 
-    until(is_accounted, ACCOUNTING_TIMEOUT_S, f"sacct does not say {expected}")
+    until(is_accounted, f"sacct does not say {expected}", ACCOUNTING_TIMEOUT_S, 0.1)
     assert "gres/tpu:v5p=8" in rows[0][4].split(",")
     assert rows[0][5] == "ours"
 
@@ -111,7 +103,7 @@ def test_a_job_outlives_a_node_that_loses_its_power(mended_sandbox: Sandbox, slu
         *("sbatch", "--parsable", "-N3", "-w", "node[4-6]", "--exclusive", "--no-kill", "-o", "/dev/null"),
         f"--wrap={script}",
     ).strip()
-    until(lambda: slurm("squeue", "-h", "-s", "-j", job).count("sleep") == 3, 20, "three steps")
+    until(lambda: slurm("squeue", "-h", "-s", "-j", job).count("sleep") == 3, "three steps", 20, 0.1)
     mended_sandbox.kill_node(5)
     with pytest.raises(SandboxError, match="node5 is not running"):
         mended_sandbox.kill_node(5)
@@ -120,7 +112,7 @@ def test_a_job_outlives_a_node_that_loses_its_power(mended_sandbox: Sandbox, slu
         return mended_sandbox.status().nodes[5].slurm_state
 
     assert state() == "allocated"
-    until(lambda: state() == "down*", NOTICE_TIMEOUT_S, "node5 is not DOWN")
+    until(lambda: state() == "down*", "node5 is not DOWN", NOTICE_TIMEOUT_S, 0.1)
     assert node_list(slurm, job) == "RUNNING node[4,6]"
     mended_sandbox.return_node(5)
     assert state() == "idle"
@@ -142,11 +134,11 @@ def test_slurm_notices_a_reboot(mended_sandbox: Sandbox, slurm: Slurm) -> None:
     job = slurm(
         *("sbatch", "--parsable", "-N2", "-w", "node[2-3]", "--no-kill", "-o", "/dev/null", "--wrap=sleep 300")
     ).strip()
-    until(lambda: node_list(slurm, job) == "RUNNING node[2-3]", 20, "the job does not run")
+    until(lambda: node_list(slurm, job) == "RUNNING node[2-3]", "the job does not run", 20, 0.1)
     # The nodes answer the signal: slurmctld has heard from node3 in the very second of the reboot.
     slurm("scancel", "--signal=CONT", job)
     mended_sandbox.reboot(3)
-    until(lambda: node_list(slurm, job) == "RUNNING node2", 20, "the job still has node3")
+    until(lambda: node_list(slurm, job) == "RUNNING node2", "the job still has node3", 20, 0.1)
     assert slurm("sinfo", "-h", "-n", "node3", "-o", "%T %E").split(maxsplit=1) == [
         "down",
         "Node unexpectedly rebooted\n",
@@ -157,7 +149,7 @@ def test_slurm_does_not_notice_a_reboot_of_which_nobody_speaks(mended_sandbox: S
     job = slurm(
         *("sbatch", "--parsable", "-N2", "-w", "node[2-3]", "--no-kill", "-o", "/dev/null", "--wrap=sleep 300")
     ).strip()
-    until(lambda: node_list(slurm, job) == "RUNNING node[2-3]", 20, "the job does not run")
+    until(lambda: node_list(slurm, job) == "RUNNING node[2-3]", "the job does not run", 20, 0.1)
     mended_sandbox.reboot(3, is_unnoticed=True)
     # A step on the node proves that slurmctld has heard from its new slurmd's machine, and kept the node in the job.
     assert slurm("srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-w", "node3", "hostname") == "node3\n"
@@ -195,14 +187,14 @@ def test_a_partition_and_its_healing(mended_sandbox: Sandbox, sandbox_command: S
         assert can_reach(mended_sandbox, "node0", "node3")
         assert sandbox_command("heal", *where, "node1").returncode == 0
         # A machine that has asked in vain for another's hardware address asks again after a second.
-        until(lambda: can_reach(mended_sandbox, "node0", "node1"), 10, "node0 does not reach node1")
+        until(lambda: can_reach(mended_sandbox, "node0", "node1"), "node0 does not reach node1", 10, 0.1)
         assert not can_reach(mended_sandbox, "node1", "node2")
         with pytest.raises(SandboxError, match="node2 is cut off: heal it first"):
             mended_sandbox.return_node(2)
         mended_sandbox.reboot(2, is_unnoticed=True)
         assert not can_reach(mended_sandbox, "node0", "node2")
         assert sandbox_command("heal", *where).returncode == 0
-        until(lambda: can_reach(mended_sandbox, "node0", "node2"), 10, "node0 does not reach node2")
+        until(lambda: can_reach(mended_sandbox, "node0", "node2"), "node0 does not reach node2", 10, 0.1)
         rest, _ = srun.communicate(timeout=30)
     assert rest.split() == [str(number) for number in range(2, 41)]
     assert srun.returncode == 0

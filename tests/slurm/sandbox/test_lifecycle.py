@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.sandbox.errors import SandboxError
 from slurm_pathways.sandbox.spec import SandboxSpec
+from tests.waiting import until
 
 SandboxCommand = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -86,11 +86,12 @@ def start_up(root: Path, *options: str) -> subprocess.Popen[str]:
 
 def await_file(pattern: str, root: Path, up: subprocess.Popen[str]) -> None:
     """Wait until ``up`` has come so far that there is a file of this name."""
-    deadline_s = time.monotonic() + UP_TIMEOUT_S
-    while not list(root.glob(pattern)):
+
+    def is_there() -> bool:
         assert up.poll() is None, f"up ended without {pattern}: {up.communicate()}"
-        assert time.monotonic() < deadline_s, f"no {pattern} after {UP_TIMEOUT_S:g} s"
-        time.sleep(0.005)
+        return bool(list(root.glob(pattern)))
+
+    until(is_there, f"no {pattern}", UP_TIMEOUT_S)
 
 
 def test_beside_another_cluster_and_gone_without_a_trace(
