@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.config import SETTINGS, Kind, RuntimeSpec
 from slurm_pathways.launch.controller_status import Report
 from slurm_pathways.launch.program import Program
 
@@ -99,8 +99,6 @@ def spec_of(settings: Mapping[str, str | int | float | bool | None]) -> RuntimeS
     Raises:
         ConfigurationError, TypeError: another version wrote it.
     """
-    from slurm_pathways.config import SETTINGS, Kind
-
     folders = {setting.field for setting in SETTINGS if setting.kind is Kind.FOLDER}
     return RuntimeSpec(
         **{name: Path(str(value)) if name in folders and value else value for name, value in settings.items()}  # type: ignore[arg-type]
