@@ -110,4 +110,7 @@ _WIDE_ITEMSIZES: dict[DType, int] = {
     DType.C128: 16,
 }
 
+#: The types that numpy has.
+DTYPE_OF_NUMPY: dict[str, DType] = {name: kind for kind, name in _NUMPY_NAMES.items()}
+
 _ITEMSIZES: dict[DType, int] = {kind: _WIDE_ITEMSIZES.get(kind, 1) for kind in _NUMPY_NAMES}

@@ -20,10 +20,6 @@ Receiver = Callable[[HostIndex, ArraysReady | Fetched, bytearray], None]
 OnCall = Callable[[SessionId, HostIndex, CallbackCall, Buffer], None]
 
 
-def _refuse_call(session: SessionId, host: HostIndex, message: CallbackCall, payload: Buffer) -> None:
-    raise FrameError("there are no callbacks here")
-
-
 class LinkServer:
     """Links by session and host.
 
@@ -33,18 +29,18 @@ class LinkServer:
     Args:
         address: where to listen.
         memory: what comes lies in it.
+        on_call: see ``OnCall``.
         network: needed for TCP.
 
     Attributes:
         address: where executors connect; of TCP, the real port is known once it listens.
-        on_call: see ``OnCall``.
     """
 
-    def __init__(self, address: str, memory: HostMemory, network: Network | None = None) -> None:
+    def __init__(self, address: str, memory: HostMemory, on_call: OnCall, network: Network | None = None) -> None:
         self.address = address
         self._network = network
         self.memory = memory
-        self.on_call: OnCall = _refuse_call
+        self.on_call = on_call
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)
         self._server: streams.Server | None = None
         self._receivers: dict[SessionId, Receiver] = {}

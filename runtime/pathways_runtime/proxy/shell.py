@@ -72,9 +72,11 @@ class Proxy:
         self._events = events
         self._connect_timeout_s = connect_timeout_s
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-        self._links = LinkServer(where.links, HostMemory(host_buffers_bytes), where.network)
+        # Links and callbacks know each other: calls go one way, answers the other.
+        self._links = LinkServer(
+            where.links, HostMemory(host_buffers_bytes), lambda *call: self._callbacks.call(*call), where.network
+        )
         self._callbacks = CallbackServer(callbacks_address(where.listen), self._links.answer_call)
-        self._links.on_call = self._callbacks.call
         # The link to the controller and the backend know each other: the former's messages go to the latter.
         self._controller = ControllerLink(lambda message: self._backend.control_message(message), self._controller_lost)
         self._backend = ProxyBackend(self._controller, self._links, self._callbacks, self._session_changed)

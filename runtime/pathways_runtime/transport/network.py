@@ -58,7 +58,10 @@ class Network:
         return make(self.credentials)
 
     def as_options(self) -> list[str]:
-        """``from_options``, for a process that this one starts; empty where nobody connects from elsewhere."""
+        """``from_options``, for a process that this one starts and that has no part in the data plane.
+
+        Empty where nobody connects from elsewhere.
+        """
         if self.folder is None or self.host is None:
             return []
         return ["--credentials", str(self.folder), "--advertise", self.host]

@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401 - registers the names of its types with numpy
 import msgspec
 import numpy as np
 
-from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.status import Status
 
 #: Attribute of a module: whose callbacks it has, an id that a client makes up.
@@ -123,10 +123,7 @@ def _padded(num_bytes: int) -> int:
 
 
 def _dtype(dtype: "np.dtype[Any]") -> DType:
-    kind = _DTYPE_OF_NUMPY.get(dtype.name)
+    kind = DTYPE_OF_NUMPY.get(dtype.name)
     if kind is None:
         raise ValueError(f"a callback cannot pass values of type {dtype}")
     return kind
-
-
-_DTYPE_OF_NUMPY = {kind.numpy_name: kind for kind in DType if kind not in (DType.TOKEN, DType.OPAQUE, DType.STRING)}

@@ -7,6 +7,7 @@ waits for the results. The function itself runs in the client's process.
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ Value = np.ndarray[Any, Any] | None
 Forwarder = Callable[..., tuple[Value, ...]]
 #: Calls function ``number`` of a client, blocks until it has returned.
 Call = Callable[[str, int, list[Value]], list[Value]]
+
+
+SESSION_IS_OVER = Status(Code.CANCELLED, "the session whose Python function this calls is over")
 
 
 class CallbackFailed(Exception):
@@ -40,7 +44,7 @@ class Calls:
         self._send = send
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Call] = {}
+        self._open: dict[int, Future[list[Value]]] = {}
         self._is_closed = False
 
     def call(self, client: str, number: int, operands: list[Value]) -> list[Value]:
@@ -51,17 +55,14 @@ class Calls:
             ValueError: operands of a type that cannot be passed.
         """
         specs, payload = pack(operands)
-        waiting = _Call()
+        waiting: Future[list[Value]] = Future()
         with self._lock:
             if self._is_closed:
                 raise CallbackFailed(SESSION_IS_OVER)
             name = next(self._numbers)
             self._open[name] = waiting
         self._send(CallbackCall(name, client, number, specs), np.frombuffer(payload, np.uint8))
-        waiting.done.wait()
-        if waiting.failure is not None:
-            raise CallbackFailed(waiting.failure)
-        return waiting.results
+        return waiting.result()
 
     def answered(self, message: CallbackResult, payload: Any) -> None:
         """An answer has come."""
@@ -69,10 +70,14 @@ class Calls:
             waiting = self._open.pop(message.call, None)
         if waiting is None:
             return
+        if message.failure is not None:
+            waiting.set_exception(CallbackFailed(message.failure))
+            return
         try:
-            waiting.end(message.failure, unpack(message.results, payload))
+            waiting.set_result(unpack(message.results, payload))
         except ValueError as failure:
-            waiting.end(Status(Code.INVALID_ARGUMENT, f"a callback's results cannot be read: {failure}"), [])
+            reason = f"a callback's results cannot be read: {failure}"
+            waiting.set_exception(CallbackFailed(Status(Code.INVALID_ARGUMENT, reason)))
 
     def close(self) -> None:
         """All calls fail, also later ones. Again does nothing."""
@@ -80,25 +85,7 @@ class Calls:
             self._is_closed = True
             left, self._open = list(self._open.values()), {}
         for waiting in left:
-            waiting.end(SESSION_IS_OVER, [])
-
-
-SESSION_IS_OVER = Status(Code.CANCELLED, "the session whose Python function this calls is over")
-
-
-class _Call:
-    """One thread that waits."""
-
-    __slots__ = ("done", "failure", "results")
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.failure: Status | None = None
-        self.results: list[Value] = []
-
-    def end(self, failure: Status | None, results: list[Value]) -> None:
-        self.failure, self.results = failure, results
-        self.done.set()
+            waiting.set_exception(CallbackFailed(SESSION_IS_OVER))
 
 
 def nobody(client: str, number: int, operands: list[Value]) -> list[Value]:

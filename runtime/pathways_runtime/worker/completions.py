@@ -21,7 +21,6 @@ OnFailure = Callable[[PendingLaunch, BaseException], None]
 
 class _InFlight(NamedTuple):
     launch: PendingLaunch
-    devices: tuple[DeviceId, ...]
     token: pjrt.Token
     #: An output whose readiness tells, without blocking, that the launch is over; None if there is none.
     probe: pjrt.Array | None
@@ -93,7 +92,7 @@ class Completions:
             waiting = self._start(devices)
         with self._lock:
             self._num_in_flight += 1
-        waiting.put(_InFlight(launch, devices, token, probe, usage, launched_s))
+        waiting.put(_InFlight(launch, token, probe, usage, launched_s))
 
     def close(self) -> None:
         """End threads once they have nothing to wait for."""

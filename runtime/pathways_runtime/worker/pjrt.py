@@ -28,7 +28,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from pathways_runtime.core.dtype import DType
+from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.wire.callbacks import CLIENT_ATTRIBUTE, NUMBERS_ATTRIBUTE
@@ -462,10 +462,8 @@ def signature(serialized_module: bytes) -> Signature:
 def _shape(shape: Any) -> tuple[Shape, DType]:
     if shape.is_token():
         return (), DType.TOKEN
-    return tuple(shape.dimensions()), _DTYPE_OF_NUMPY[shape.numpy_dtype().name]
+    return tuple(shape.dimensions()), DTYPE_OF_NUMPY[shape.numpy_dtype().name]
 
-
-_DTYPE_OF_NUMPY = {kind.numpy_name: kind for kind in DType if kind not in (DType.TOKEN, DType.OPAQUE, DType.STRING)}
 
 _DTYPE_OF_MLIR = {
     "i1": DType.PRED,

@@ -103,9 +103,9 @@ class LoadedProgram:
         self.last_launch_s = time.monotonic() - started_s
         return tuple(map(Shards, outputs, self.placements)), token
 
-    def as_program(self, spans_hosts: bool, donated: tuple[int, ...]) -> Program:
+    def as_program(self, donated: tuple[int, ...]) -> Program:
         """As the core sees it."""
-        return Program(self.devices, donated, spans_hosts, self)
+        return Program(self.devices, donated, not self.is_whole_program, self)
 
 
 class GatedProgram(LoadedProgram):
@@ -194,7 +194,7 @@ def load(
         cache.store(key, compiled)
     make = GatedProgram if is_gated else LoadedProgram
     loaded = make(executable, world, devices, compiled)
-    return Loaded(loaded.as_program(not loaded.is_whole_program, compiled.donated), compiled, is_from_cache)
+    return Loaded(loaded.as_program(compiled.donated), compiled, is_from_cache)
 
 
 @functools.cache

@@ -45,11 +45,11 @@ def decode_compile(proto: Any) -> Compile:
         raise error(
             Code.UNIMPLEMENTED, "host callbacks sent with the program (xla::ifrt::LoadedHostCallback) are not supported"
         )
-    if (named := _NAME_OF_CALL_TO_CLIENT.search(proto.program.data)) is not None:
+    if (named := _find_call_to_client(proto.program.data)) is not None:
         raise error(
             Code.UNIMPLEMENTED,
             "the compiler, which is not in the client's process, cannot call the client's Python: "
-            f"not supported in programs is {_CALLS_TO_CLIENT[named[1]]}",
+            f"not supported in programs is {_CALLS_TO_CLIENT[named]}",
         )
     try:
         wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)
@@ -59,6 +59,14 @@ def decode_compile(proto: Any) -> Compile:
         raise error(Code.UNIMPLEMENTED, "outputs in bundles (outputs_bundle_slice_sizes) are not supported")
     options = wrapped.compile_options
     return Compile(proto.program.data, options.SerializeToString(), assigned_devices(options))
+
+
+def _find_call_to_client(program: bytes) -> bytes | None:
+    # The pattern takes fifty times as long as a plain search, and this is the proxy's loop.
+    if not any(name in program for name in _CALLS_TO_CLIENT):
+        return None
+    found = _NAME_OF_CALL_TO_CLIENT.search(program)
+    return None if found is None else found[1]
 
 
 def assigned_devices(options: Any) -> tuple[DeviceId, ...]:
