@@ -230,7 +230,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("hosts_per_slice", "hosts_per_slice", Kind.COUNT, "Hosts in each slice.", 1, MAX_HOSTS),
     Setting("devices_per_host", "devices_per_host", Kind.COUNT, "Devices on each host.", 1, MAX_DEVICES_PER_HOST),
     Setting("platform", "platform", Kind.CHOICE, "What the devices are.", choices=PLATFORMS),
-    Setting("num_spares", "spares", Kind.COUNT, "Hosts that wait to take the place of a lost one.", 0, MAX_HOSTS),
+    Setting(
+        "num_spares",
+        "spares",
+        Kind.COUNT,
+        "Hosts that stand behind no slice; in this version none takes the place of a lost one.",
+        0,
+        MAX_HOSTS,
+    ),
     Setting(
         "compile_cache_dir",
         "compile_cache",
