@@ -528,7 +528,7 @@ class Controller:
         self._handle(ev.Acknowledged(peer.peer, message.launches_completed, message.transfers_started))
 
     def _read_world_formed(self, peer: _Peer, message: msg.WorldFormed) -> None:
-        self._handle(ev.MemberFormed(peer.peer, message.world, message.failure))
+        self._handle(ev.MemberFormed(peer.peer, message.world, message.failure, time.monotonic_ns()))
 
     def _read_compiled(self, peer: _Peer, message: msg.Compiled) -> None:
         logger.info(

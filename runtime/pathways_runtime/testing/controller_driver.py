@@ -38,6 +38,8 @@ class Operation:
 class Driver:
     """Peers are numbered: the supervisor of worker w is 10000 + w, its executor 1000 + w, proxies go from 1.
 
+    An executor of a later epoch has a number higher by 100000 for each epoch.
+
     Relays listen as soon as they are told to. Without ``checks``, invariants are left out, for large clusters.
     """
 
@@ -91,7 +93,7 @@ class Driver:
         relay, child = self.places.get(worker, (None, 0))
         return self.send(
             ev.ExecutorRegistered(
-                PeerId(1000 + worker),
+                PeerId(1000 + worker + 100_000 * (epoch - 1)),
                 WorkerId(worker),
                 epoch,
                 6000 + worker,
@@ -124,7 +126,7 @@ class Driver:
         out: list[ins.Instruction] = []
         for instruction in list(instructions):
             if isinstance(instruction, ins.FormMember):
-                out += self.send(ev.MemberFormed(instruction.peer, instruction.world, None))
+                out += self.send(ev.MemberFormed(instruction.peer, instruction.world, None, self.now_ns))
         return out
 
     def attach(self, peer: int = 1) -> SessionId:

@@ -251,7 +251,9 @@ class SimulatedCluster:
                 self.clock.call_later(0, lambda: self._tell(ev.CoordinationStarted(world, "somewhere")))
             case ins.FormMember(peer, world, _, _, _):
                 host = HostIndex(peer - _FIRST_EXECUTOR)
-                self._to_executor(host, lambda: self._from_executor(host, ev.MemberFormed(peer, world, None)))
+                self._to_executor(
+                    host, lambda: self._from_executor(host, ev.MemberFormed(peer, world, None, self.clock.now_ns))
+                )
             case ins.ChangeHost(host, _, name, failure):
                 assert failure is not None
                 self._note_loss(host, failure)

@@ -186,10 +186,10 @@ def test_a_world_is_formed_when_service_and_hosts_are_there():
     ]
     out = driver.send(ev.CoordinationStarted(2, "127.0.0.1:2"))
     assert [(i.peer, i.rank) for i in of_type(out, ins.FormMember)] == [(1002, 0), (1003, 1)]
-    assert driver.send(ev.MemberFormed(1000, 1, None)) == []
-    assert announced(driver.send(ev.MemberFormed(1001, 1, None)), "world")[0]["state"] == "formed"
-    driver.send(ev.MemberFormed(1002, 2, None))
-    assert announced(driver.send(ev.MemberFormed(1003, 2, None)), "ready") == [{}]
+    assert driver.send(ev.MemberFormed(1000, 1, None, driver.now_ns)) == []
+    assert announced(driver.send(ev.MemberFormed(1001, 1, None, driver.now_ns)), "world")[0]["state"] == "formed"
+    driver.send(ev.MemberFormed(1002, 2, None, driver.now_ns))
+    assert announced(driver.send(ev.MemberFormed(1003, 2, None, driver.now_ns)), "ready") == [{}]
 
 
 def test_a_slice_that_cannot_form_is_a_failure_to_start():
@@ -198,7 +198,7 @@ def test_a_slice_that_cannot_form_is_a_failure_to_start():
     for worker in range(2):
         driver.register_worker(worker)
         driver.register_executor(worker)
-    out = driver.send(ev.MemberFormed(1001, 1, Status(Code.DEADLINE_EXCEEDED, "nobody came")))
+    out = driver.send(ev.MemberFormed(1001, 1, Status(Code.DEADLINE_EXCEEDED, "nobody came"), driver.now_ns))
     assert announced(out, "failed") == [{"reason": "slice 0 did not form: DEADLINE_EXCEEDED: host 1: nobody came"}]
 
 

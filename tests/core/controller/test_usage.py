@@ -73,6 +73,7 @@ def test_a_loss_says_when_where_and_why() -> None:
         "slice_index": 1,
         "cause": "its executor was killed by signal 9 (SIGKILL)",
         "served_again_after_s": None,
+        "served_again_by": None,
     }
     assert (started["failures"], started["workers"]) == ([], [])
     assert report["workers"][1]["ready_after_s"] - report["workers"][0]["ready_after_s"] == pytest.approx(1.0)

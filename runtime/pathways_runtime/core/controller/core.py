@@ -10,13 +10,21 @@ from pathways_runtime.core.controller.events import Event, PeerId, ProtocolViola
 from pathways_runtime.core.controller.gang import Order
 from pathways_runtime.core.controller.host_groups import HostGroup
 from pathways_runtime.core.controller.instructions import Instruction
-from pathways_runtime.core.controller.membership import Bound, Finding, HostClosing, HostLost, Membership
+from pathways_runtime.core.controller.membership import (
+    Bound,
+    Finding,
+    HostClosing,
+    HostJoining,
+    HostLost,
+    Membership,
+)
 from pathways_runtime.core.controller.programs import Programs
 from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.controller.sessions import Session, Sessions
 from pathways_runtime.core.controller.status import report
 from pathways_runtime.core.controller.worlds import World, Worlds
-from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.core.ids import HostIndex, SessionId, WorkerId
+from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
 
 #: How many operations of a session may wait here before its proxy stops reading its client.
@@ -51,6 +59,7 @@ class ControllerCore:
         self._programs = Programs(topology, self._membership, self._worlds)
         self._sessions = Sessions()
         self._order = Order(topology.num_hosts, max_launches_in_flight)
+        self._last_change = 0
         #: Sets of hosts that proxies have named, by connection and number.
         self._named_hosts: dict[PeerId, dict[int, HostGroup]] = {}
         self._handlers: dict[type[Event], Callable[[Any, list[Instruction]], None]] = {
@@ -65,10 +74,12 @@ class ControllerCore:
             ev.CoordinationStarted: self._on_coordination_started,
             ev.CoordinationFailed: self._on_coordination_failed,
             ev.MemberFormed: self._on_member_formed,
+            ev.MemberLeft: self._on_member_left,
             ev.ProgramRequested: self._on_program_requested,
             ev.MemberCompiled: self._on_member_compiled,
             ev.SessionRequested: self._on_session_requested,
             ev.SessionDetached: self._on_session_detached,
+            ev.HostChangesSeen: self._on_host_changes_seen,
             ev.HostsNamed: self._on_hosts_named,
             ev.OperationsSubmitted: self._on_operations_submitted,
             ev.Acknowledged: self._on_acknowledged,
@@ -152,15 +163,37 @@ class ControllerCore:
                     self._worlds.bind(out)
                 case HostClosing(host):
                     self._order.close_host(host, out)
-                case HostLost(host, name, failure):
-                    # Sessions hear of the host before they hear of operations that failed for it.
-                    out.append(ins.ChangeHost(host, None, name, failure))
+                case HostLost(host, name, failure, had_served):
+                    if had_served:
+                        # Sessions hear of the host before they hear of operations that failed for it.
+                        self._change_host(host, None, name, failure, out)
                     settled = self._worlds.lose_host(host, failure, out)
                     self._programs.lose_host(host, failure, out)
                     self._programs.settle_worlds(settled, out)
-                    self._order.lose_host(host, failure, out)
+                    if had_served:
+                        self._order.lose_host(host, failure, self._last_change, out)
+                case HostJoining(host):
+                    self._worlds.join(host, out)
                 case _:
                     raise TypeError(f"no such finding: {finding!r}")
+
+    def _change_host(
+        self, host: HostIndex, worker: WorkerId | None, name: str, failure: Status | None, out: list[Instruction]
+    ) -> None:
+        self._last_change += 1
+        out.append(ins.ChangeHost(host, worker, name, failure, self._last_change))
+
+    def _restore(self, hosts: tuple[HostIndex, ...], now_ns: int, out: list[Instruction]) -> None:
+        """The world of a slice is formed: whoever was about to serve for one of its hosts does so from now on."""
+        joining = [host for host in hosts if self._membership.is_joining(host)]
+        restored = [self._membership.restore(host, now_ns, out) for host in joining]
+        peers = tuple(peer for host in joining if (peer := self._membership.executor_peer(host)) is not None)
+        for session in self._sessions.all():
+            out.append(ins.OpenSession(peers, session.session, session.request.links_address))
+        for host in restored:
+            self._order.restore_host(host.index, out)
+            # Sessions hear of it last: all that they then ask of the host can be done.
+            self._change_host(host.index, host.worker.worker, host.worker.name, None, out)
 
     # worlds and programs
 
@@ -173,7 +206,16 @@ class ControllerCore:
     def _on_member_formed(self, event: ev.MemberFormed, out: list[Instruction]) -> None:
         host = self._membership.host_of_executor(event.peer)
         if host is not None:
-            self._settle(self._worlds.member_formed(host, event.world, event.failure, out), out)
+            formed = self._worlds.member_formed(host, event.world, event.failure, out)
+            for world in formed:
+                if len(world.slices) == 1 and not world.is_over:
+                    self._restore(world.hosts, event.now_ns, out)
+            self._settle(formed, out)
+
+    def _on_member_left(self, event: ev.MemberLeft, out: list[Instruction]) -> None:
+        host = self._membership.host_of_executor(event.peer)
+        if host is not None:
+            self._worlds.member_left(host, event.world, out)
 
     def _settle(self, worlds: list[World], out: list[Instruction]) -> None:
         self._programs.settle_worlds(worlds, out)
@@ -203,8 +245,7 @@ class ControllerCore:
     def _open(self, request: ev.SessionRequested, out: list[Instruction]) -> None:
         session = self._sessions.open(request)
         self._order.open_session(session.session)
-        executor = self._membership.behind[0].executor
-        assert executor is not None, "a bound host has an executor"
+        executor = self._membership.any_executor()
         bindings = self._membership.bindings()
         peers = self._membership.live_executors()
         out.append(ins.OpenSession(peers, session.session, request.links_address))
@@ -228,6 +269,13 @@ class ControllerCore:
         self._programs.close_session(session.session)
         self._order.close_session(session.session, out)
         out.append(ins.CloseSession(self._membership.live_executors(), session.session))
+
+    def _on_host_changes_seen(self, event: ev.HostChangesSeen, out: list[Instruction]) -> None:
+        if event.change > self._last_change:
+            raise ProtocolViolation(f"there were {self._last_change} changes of hosts, not {event.change}")
+        for session in self._sessions.all():
+            if session.peer == event.peer:
+                self._order.note_awareness(session.session, event.change)
 
     def _on_hosts_named(self, event: ev.HostsNamed, out: list[Instruction]) -> None:
         self._named_hosts.setdefault(event.peer, {})[event.number] = self._order.group_of(event.hosts)

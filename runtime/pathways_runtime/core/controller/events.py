@@ -149,6 +149,13 @@ class MemberFormed(PeerEvent, frozen=True):
 
     world: WorldId
     failure: Status | None
+    now_ns: int
+
+
+class MemberLeft(PeerEvent, frozen=True):
+    """The executor on ``peer`` needs the coordination service of a world no more."""
+
+    world: WorldId
 
 
 class ProgramRequested(PeerEvent, frozen=True):
@@ -187,6 +194,12 @@ class SessionDetached(PeerEvent, frozen=True):
     """A proxy says that a session's client is gone."""
 
     session: SessionId
+
+
+class HostChangesSeen(PeerEvent, frozen=True):
+    """What the proxy on ``peer`` sends from now on, it sends knowing of the changes of hosts up to ``change``."""
+
+    change: int
 
 
 class HostsNamed(PeerEvent, frozen=True):

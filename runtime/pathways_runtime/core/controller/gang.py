@@ -1,7 +1,7 @@
 """The one order: when an operation may go out, and that it goes out to all its hosts at one place of their streams."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -16,6 +16,7 @@ from pathways_runtime.core.operations import Delete, Poison
 from pathways_runtime.core.status import Status
 
 _NO_PROGRESS: list[tuple[SessionId, int]] = []
+_NOTHING_LOST: dict[HostIndex, Status] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -61,6 +62,8 @@ class _SessionOrder:
         num_submitted, num_dispatched: in the life of the session.
         session: whose order this is.
         num_reported: how many of ``num_dispatched`` the session was told.
+        unaware: hosts that were lost, each with the number of the change and the failure, until the session has said
+            that it knows.
     """
 
     __slots__ = (
@@ -74,6 +77,7 @@ class _SessionOrder:
         "readers",
         "session",
         "starting",
+        "unaware",
     )
 
     def __init__(self, session: SessionId) -> None:
@@ -87,6 +91,7 @@ class _SessionOrder:
         self.num_submitted = 0
         self.num_dispatched = 0
         self.num_reported = 0
+        self.unaware: dict[HostIndex, tuple[int, Status]] = {}
 
 
 class Order:
@@ -178,12 +183,24 @@ class Order:
             raise ProtocolViolation(f"operation {submission.op_id} comes after operation {state.last_op_id}")
         state.last_op_id = submission.op_id
         state.num_submitted += 1
-        if not (state.held or submission.after_transfers or group.missing) and (
+        if not (state.held or submission.after_transfers or group.missing or state.unaware) and (
             not submission.is_launch or (not (self._queue and self._queue.blocks(group)) and self._credits.take(group))
         ):
             self._append(state, submission, group, out)
         else:
-            self._hold(state, HeldOperation(submission, group, now_ns), out)
+            operation = HeldOperation(submission, group, now_ns)
+            for host in group.missing:
+                if host in self._lost:
+                    operation.lost[host] = self._lost[host]
+            for host, (_, failure) in state.unaware.items():
+                if host in group.hosts:
+                    operation.lost[host] = failure
+            self._hold(state, operation, out)
+
+    def note_awareness(self, session: SessionId, change: int) -> None:
+        """What the session submits from now on, it submits knowing of all changes of hosts up to this one."""
+        state = self._sessions[session]
+        state.unaware = {host: entry for host, entry in state.unaware.items() if entry[0] > change}
 
     def complete_launches(self, host: HostIndex, count: int, out: list[Instruction]) -> None:
         """``count`` more launches have finished on a host.
@@ -229,17 +246,32 @@ class Order:
         self._awaiting_verdict += self._queue.remove(lambda session, group: bool(group.missing))
         self._serve_queue(out)
 
-    def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> None:
-        """A host is lost for ``failure``: what needs it, or waits for bytes from it, is poisoned on the others."""
+    def lose_host(self, host: HostIndex, failure: Status, change: int, out: list[Instruction]) -> None:
+        """A host is lost for ``failure``: what needs it, or waits for bytes from it, is poisoned on the others.
+
+        Sessions are told by the change of that number. What they submit before they know of it stays without effect,
+        even when somebody serves for the host again.
+        """
         if host not in self._closing:
             self.close_host(host, out)
         self._closing.discard(host)
         self._lost[host] = failure
         for state in self._sessions.values():
+            state.unaware[host] = (change, failure)
+            for operation in state.held.values():
+                if host in operation.group.hosts:
+                    operation.lost[host] = failure
             for transfer in [t for t in state.starting.values() if host in t.senders]:
                 self._poison_transfer(state, transfer, failure, out)
         self._ready.extend(self._awaiting_verdict)
         self._awaiting_verdict = []
+        self._serve_queue(out)
+
+    def restore_host(self, host: HostIndex, out: list[Instruction]) -> None:
+        """Somebody serves for a host that was lost."""
+        del self._lost[host]
+        self._groups.mark_present(host)
+        self._credits.reset(host)
         self._serve_queue(out)
 
     # reports
@@ -346,7 +378,7 @@ class Order:
         submission, group = operation.submission, operation.group
         if group.missing and self._closing.intersection(group.missing):
             self._awaiting_verdict.append(operation)
-        elif submission.is_launch and not group.missing:
+        elif submission.is_launch and not group.missing and not operation.lost:
             if self._queue.blocks(group):
                 # It may be its session's turn before those that wait.
                 self._queue.add(operation)
@@ -376,7 +408,7 @@ class Order:
         for handle in (*submission.writes, *submission.consumes):
             if state.last_writers.get(handle) is operation:
                 del state.last_writers[handle]
-        self._append(state, submission, operation.group, out)
+        self._append(state, submission, operation.group, out, operation.lost)
         if submission.op_id in state.after_starting and submission.op_id not in state.starting:
             self._under_way(state, submission.op_id)
         for dependent in operation.dependents:
@@ -384,31 +416,44 @@ class Order:
             if not dependent.waits_for and not dependent.transfers:
                 self._ready.append(dependent)
 
-    def _append(self, state: _SessionOrder, submission: Submission, group: HostGroup, out: list[Instruction]) -> None:
+    def _append(
+        self,
+        state: _SessionOrder,
+        submission: Submission,
+        group: HostGroup,
+        out: list[Instruction],
+        lost: Mapping[HostIndex, Status] = _NOTHING_LOST,
+    ) -> None:
         """Give an operation its place in the order."""
         if state.num_dispatched == state.num_reported:
             self._progressed.append(state)
         state.num_dispatched += 1
-        if group.missing:
-            self._append_without_missing(submission, group, out)
+        if group.missing or lost:
+            self._append_without_missing(submission, group, lost, out)
             if submission.writes:
                 return
         else:
             self._last_seq = seq = Seq(self._last_seq + 1)
             out.append(Dispatch(seq, group, submission))
         if submission.senders:
-            senders = {host for host in submission.senders if host not in self._lost}
+            senders = {host for host in submission.senders if host not in self._lost and host not in lost}
             if senders:
                 state.starting[submission.op_id] = _StartingTransfer(submission, group, senders)
 
-    def _append_without_missing(self, submission: Submission, group: HostGroup, out: list[Instruction]) -> None:
+    def _append_without_missing(
+        self,
+        submission: Submission,
+        group: HostGroup,
+        lost: Mapping[HostIndex, Status],
+        out: list[Instruction],
+    ) -> None:
         """All or nothing: what a lost host has a part in makes nothing, anywhere. Deletions and answers go on."""
-        present = self._groups.present(group)
+        present = self._groups.present(group, lost)
         if not submission.writes:
             self._last_seq = Seq(self._last_seq + 1)
             out.append(Dispatch(self._last_seq, present, submission))
             return
-        failure = self._lost[group.missing[0]]
+        failure = next(iter(lost.values())) if lost else self._lost[group.missing[0]]
         session, op_id = submission.session, submission.op_id
         self._last_seq = Seq(self._last_seq + 1)
         out.append(Substitute(self._last_seq, present, session, Poison(op_id, submission.writes, failure)))

@@ -2,7 +2,8 @@
 
 from pathways_runtime.core.controller.events import Submission
 from pathways_runtime.core.controller.host_groups import HostGroup
-from pathways_runtime.core.ids import OpId
+from pathways_runtime.core.ids import HostIndex, OpId
+from pathways_runtime.core.status import Status
 
 
 class HeldOperation:
@@ -14,9 +15,21 @@ class HeldOperation:
         transfers: op ids of transfers of the same session that must be under way first.
         dependents: operations that have this one in ``waits_for``.
         tag, arrival: its place in the FairQueue, once it is there.
+        lost: hosts of it that nobody served for when it was submitted, or that were lost since, as far as its session
+            knew. What it names is not there, even if somebody serves for them again.
     """
 
-    __slots__ = ("arrival", "dependents", "group", "since_ns", "submission", "tag", "transfers", "waits_for")
+    __slots__ = (
+        "arrival",
+        "dependents",
+        "group",
+        "lost",
+        "since_ns",
+        "submission",
+        "tag",
+        "transfers",
+        "waits_for",
+    )
 
     def __init__(self, submission: Submission, group: HostGroup, since_ns: int) -> None:
         self.submission = submission
@@ -25,6 +38,7 @@ class HeldOperation:
         self.waits_for: set[OpId] = set()
         self.transfers: set[OpId] = set()
         self.dependents: list[HeldOperation] = []
+        self.lost: dict[HostIndex, Status] = {}
         self.tag = -1
         self.arrival = -1
 

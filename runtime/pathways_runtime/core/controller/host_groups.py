@@ -1,7 +1,7 @@
 """Sets of hosts that take part in operations together, interned: one object per set, so an operation costs O(1)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -75,11 +75,17 @@ class HostGroups:
             if host not in group.missing:
                 group.missing = (*group.missing, host)
 
-    def present(self, group: HostGroup) -> HostGroup:
-        """The group of those hosts of ``group`` that are not missing."""
-        if not group.missing:
+    def mark_present(self, host: HostIndex) -> None:
+        """Somebody stands behind a host again."""
+        self._missing.discard(host)
+        for group in self._of_host[host]:
+            group.missing = tuple(other for other in group.missing if other != host)
+
+    def present(self, group: HostGroup, but: Container[HostIndex] = ()) -> HostGroup:
+        """The group of those hosts of ``group`` that are not missing, nor in ``but``."""
+        if not group.missing and not but:
             return group
-        return self.intern(tuple(host for host in group.hosts if host not in group.missing))
+        return self.intern(tuple(host for host in group.hosts if host not in group.missing and host not in but))
 
     def _add(self, hosts: tuple[HostIndex, ...]) -> HostGroup:
         if any(a >= b for a, b in itertools.pairwise(hosts)):

@@ -96,18 +96,35 @@ class BoundExecutor(msgspec.Struct, frozen=True):
 
 
 class BindExecutors(Instruction, frozen=True):
-    """Tell each of these executors its virtual host, and who the others are."""
+    """Tell each of these executors its virtual host, and who ``all`` are, itself too."""
 
     executors: tuple[BoundExecutor, ...]
+    all: tuple[BoundExecutor, ...]
+
+
+class LosePeer(Instruction, frozen=True):
+    """Tell these executors that the one behind ``host`` is lost: nothing more will come from it, or reach it."""
+
+    peers: tuple[PeerId, ...]
+    host: HostIndex
+    failure: Status
+
+
+class ReplacePeer(Instruction, frozen=True):
+    """Tell these executors that another one stands behind a host that was lost."""
+
+    peers: tuple[PeerId, ...]
+    bound: BoundExecutor
 
 
 class ChangeHost(Instruction, frozen=True):
-    """Tell every proxy what now stands behind a virtual host."""
+    """Tell every proxy what now stands behind a virtual host. ``change`` numbers these, from 1."""
 
     host: HostIndex
     worker: WorkerId | None
     name: str
     failure: Status | None
+    change: int
 
 
 # worlds and programs
@@ -118,6 +135,17 @@ class StartCoordination(Instruction, frozen=True):
 
     world: WorldId
     num_members: int
+
+
+class LeaveWorld(Instruction, frozen=True):
+    """Tell the executors on ``peers`` that a world is over for ``failure``; a MemberLeft comes back from each.
+
+    What they wait for in it ends.
+    """
+
+    peers: tuple[PeerId, ...]
+    world: WorldId
+    failure: Status
 
 
 class StopCoordination(Instruction, frozen=True):

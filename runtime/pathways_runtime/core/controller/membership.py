@@ -1,7 +1,6 @@
 """Workers: who is there, which virtual host each stands behind, and who is lost, when and why."""
 
 import datetime
-import enum
 import signal
 
 import msgspec
@@ -20,63 +19,19 @@ from pathways_runtime.core.controller.instructions import (
     BoundExecutor,
     HostBinding,
     Instruction,
+    LosePeer,
     Refuse,
+    ReplacePeer,
     StopExecutor,
 )
 from pathways_runtime.core.controller.relays import RELAY_FANOUT, Relays
+from pathways_runtime.core.controller.workers import Host, Loss, Worker, WorkerState
 from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 
 #: How long a closed executor connection waits for its supervisor's word of how the executor ended.
 VERDICT_NS = 500_000_000
-
-
-class WorkerState(enum.Enum):
-    """Legal changes: STARTING -> READY -> BOUND | SPARE; from each of these -> LOST, by way of CLOSING or at once."""
-
-    #: The supervisor is there and has been told to start an executor.
-    STARTING = "starting"
-    #: The executor is there; hosts are not bound yet.
-    READY = "ready"
-    BOUND = "bound"
-    SPARE = "spare"
-    #: The executor's connection is closed; why is not known yet.
-    CLOSING = "closing"
-    LOST = "lost"
-
-
-class Worker:
-    """One worker of the allocation.
-
-    Attributes:
-        supervisor: its supervisor's connection, None once that is closed.
-        executor: what its executor said of itself, None until it is there. Kept after a loss.
-        host: the virtual host that it stands behind, or stood behind when it was lost.
-        failure: why it is lost.
-        lost_cause: that without who and when.
-        lost_ns: when; None while it is not lost.
-        verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
-    """
-
-    def __init__(self, registered: WorkerRegistered, epoch: int) -> None:
-        self.worker = registered.worker
-        self.name = registered.name
-        self.supervisor: PeerId | None = registered.peer
-        self.supervisor_pid = registered.pid
-        self.epoch = epoch
-        self.executor: ExecutorRegistered | None = None
-        self.host: HostIndex | None = None
-        self.state = WorkerState.STARTING
-        self.failure: Status | None = None
-        self.lost_cause = ""
-        self.lost_ns: int | None = None
-        self.closing_cause = ""
-        self.verdict_due_ns = 0
-
-    def label(self) -> str:
-        """How messages to people call it."""
-        return f"worker {self.worker} ({self.name})" if self.host is None else f"host {self.host} ({self.name})"
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -90,14 +45,21 @@ class HostClosing(msgspec.Struct, frozen=True):
 
 
 class HostLost(msgspec.Struct, frozen=True):
-    """The host is lost for ``failure``."""
+    """The host is lost for ``failure``. If it ``had_served``, nobody has been told that it is down."""
 
     host: HostIndex
     name: str
     failure: Status
+    had_served: bool
 
 
-Finding = Bound | HostClosing | HostLost
+class HostJoining(msgspec.Struct, frozen=True):
+    """A worker is ready to take the place of one that was lost."""
+
+    host: HostIndex
+
+
+Finding = Bound | HostClosing | HostLost | HostJoining
 
 
 class Membership:
@@ -123,15 +85,17 @@ class Membership:
         self._last_tick_ns = 0
         self._wall_clock_offset_ns = 0
         self.started_ns = 0
-        #: Who stands behind each virtual host; empty until bound. A lost worker stays until another takes its place.
-        self.behind: list[Worker] = []
+        #: The virtual hosts; empty until bound.
+        self.hosts: list[Host] = []
+        #: Every loss there was, in order.
+        self.losses: list[Loss] = []
 
     # what is known
 
     @property
     def is_bound(self) -> bool:
         """Whether every virtual host was given an executor."""
-        return bool(self.behind)
+        return bool(self.hosts)
 
     def workers(self) -> list[Worker]:
         """All workers that ever registered, by id."""
@@ -143,17 +107,21 @@ class Membership:
         return worker.host if worker is not None and worker.state is WorkerState.BOUND else None
 
     def executor_peer(self, host: HostIndex) -> PeerId | None:
-        """The connection of the live executor behind a virtual host."""
-        worker = self.behind[host]
+        """The connection of the live executor that serves for a virtual host."""
+        return self.member_peer(host) if self.hosts[host].failure is None else None
+
+    def member_peer(self, host: HostIndex) -> PeerId | None:
+        """The connection of the live executor that serves for a virtual host, or is about to."""
+        worker = self.hosts[host].worker
         return worker.executor.peer if worker.state is WorkerState.BOUND and worker.executor else None
 
     def live_executors(self) -> tuple[PeerId, ...]:
-        """The connections of all live executors that stand behind a virtual host."""
-        return tuple(peer for worker in self.behind if (peer := self.executor_peer_of(worker)) is not None)
+        """The connections of all live executors that serve for a virtual host."""
+        return tuple(peer for host in self.hosts if (peer := self.executor_peer(host.index)) is not None)
 
-    def executor_peer_of(self, worker: Worker) -> PeerId | None:
-        """The connection of a worker's executor while it stands behind a virtual host."""
-        return worker.executor.peer if worker.state is WorkerState.BOUND and worker.executor else None
+    def any_executor(self) -> ExecutorRegistered:
+        """What some executor said of itself: they have all the same devices."""
+        return next(worker.executor for worker in self.workers() if worker.executor is not None)
 
     def relay_of(self, worker: Worker) -> WorkerId | None:
         """The worker whose supervisor is the relay of a worker's executor; None: it has none, or lost it."""
@@ -174,14 +142,18 @@ class Membership:
         return selection
 
     def failure_of(self, host: HostIndex) -> Status | None:
-        """Why a virtual host is lost; None while it is not (or not certainly)."""
-        return self.behind[host].failure if self.behind else None
+        """Why nobody serves for a virtual host; None while somebody does (or is not certainly lost)."""
+        return self.hosts[host].failure if self.hosts else None
+
+    def is_joining(self, host: HostIndex) -> bool:
+        """Whether a worker is about to serve for a virtual host that was lost."""
+        return self.hosts[host].is_joining
 
     def bindings(self) -> tuple[HostBinding, ...]:
         """What stands behind each virtual host."""
         return tuple(
-            HostBinding(HostIndex(host), None if worker.failure else worker.worker, worker.name, worker.failure)
-            for host, worker in enumerate(self.behind)
+            HostBinding(host.index, None if host.failure else host.worker.worker, host.worker.name, host.failure)
+            for host in self.hosts
         )
 
     def unix_s(self, now_ns: int) -> float:
@@ -196,13 +168,14 @@ class Membership:
         self._wall_clock_offset_ns = int(wall_clock_s * 1e9) - now_ns
 
     def register_worker(self, event: WorkerRegistered, out: list[Instruction]) -> None:
-        """A supervisor is there. It starts its executor at once, so that a spare needs no time later."""
+        """A supervisor is there. It starts its executor at once, so that a spare needs no time later.
+
+        One that takes the place of a lost supervisor has the worker's id.
+        """
         known = self._workers.get(event.worker)
-        if known is not None:
-            is_or_was = "was lost and cannot come back" if known.state is WorkerState.LOST else "is there already"
-            out.append(
-                Refuse(event.peer, f"worker {event.worker} {is_or_was} (as {known.name}, pid {known.supervisor_pid})")
-            )
+        if known is not None and (known.state is not WorkerState.LOST or known.supervisor is not None):
+            reason = f"worker {event.worker} is there already (as {known.name}, pid {known.supervisor_pid})"
+            out.append(Refuse(event.peer, reason))
             return
         if event.devices_per_host != self._topology.devices_per_host:
             reason = (
@@ -211,8 +184,12 @@ class Membership:
             out.append(Refuse(event.peer, reason))
             out.append(Announce("worker_refused", {"worker": event.worker, "name": event.name, "reason": reason}))
             return
-        worker = Worker(event, epoch=1)
-        self._workers[event.worker] = worker
+        if known is None:
+            worker = self._workers[event.worker] = Worker(event)
+        else:
+            worker = known
+            worker.register(event)
+            worker.begin()
         self._by_supervisor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
         self._relays.start_executor(event.worker, event.peer, worker.epoch, out)
@@ -252,7 +229,23 @@ class Membership:
         self._by_executor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
         out.append(Announce("host_ready", {"worker": event.worker, "name": worker.name, "pid": event.pid}))
+        if self.is_bound:
+            return self._fill_hosts(out)
         return self._bind_when_complete(out)
+
+    def restore(self, host: HostIndex, now_ns: int, out: list[Instruction]) -> Host:
+        """A host that was joining serves from now on."""
+        restored = self.hosts[host]
+        assert restored.is_joining and restored.loss is not None
+        restored.failure, restored.is_joining = None, False
+        first, worker = restored.loss, restored.worker
+        for loss in self.losses:
+            if loss.host == host and loss.served_again_ns is None:
+                loss.served_again_ns, loss.served_again_by = now_ns, worker.name
+        self._relays.forget_selections()
+        fields = {"host": host, "worker": worker.worker, "name": worker.name, "lost_worker": first.worker}
+        out.append(Announce("host_back", {**fields, "took_s": round((now_ns - first.at_ns) / 1e9, 3)}))
+        return restored
 
     def heard_from(self, peer: PeerId, now_ns: int) -> None:
         """A supervisor or executor lives."""
@@ -270,22 +263,22 @@ class Membership:
                 findings = self._lose(worker, f"its supervisor's connection is gone ({reason})", "", now_ns, out)
             return findings + self._lose_children(worker, peer, reason, now_ns, out)
         if (worker := self._by_executor.pop(peer, None)) is not None:
-            if worker.state in (WorkerState.LOST, WorkerState.CLOSING):
+            if worker.state is WorkerState.CLOSING:
                 return []
             cause = f"its executor's connection is gone ({reason})"
             if worker.supervisor is None:
                 return self._lose(worker, cause, "", now_ns, out)
             worker.closing_cause, worker.verdict_due_ns = cause, now_ns + VERDICT_NS
-            was_bound = worker.state is WorkerState.BOUND
+            served = worker.state is WorkerState.BOUND and worker.host is not None and not self.failure_of(worker.host)
             worker.state = WorkerState.CLOSING
             self._relays.forget_selections()
-            return [HostClosing(worker.host)] if was_bound and worker.host is not None else []
+            return [HostClosing(worker.host)] if served and worker.host is not None else []
         return []
 
     def exit_executor(self, event: ExecutorExited, out: list[Instruction]) -> list[Finding]:
         """A supervisor says how its executor ended."""
         worker = self._workers.get(event.worker)
-        if worker is None or event.epoch != worker.epoch:
+        if worker is None or event.epoch != worker.epoch or worker.state is WorkerState.LOST:
             return []
         return self._lose(worker, f"its executor {_ending(event.returncode)}", event.log_tail, event.now_ns, out)
 
@@ -307,22 +300,35 @@ class Membership:
             part = "supervisor" if peer in self._by_supervisor else "executor"
             silence_s = (now_ns - self._last_heard_ns.pop(peer)) / 1e9
             silence = f"silent for {silence_s:.1f} s"
-            findings += self._lose(owner, f"its {part} has been {silence}", "", now_ns, out)
+            cause = f"its {part} has been {silence}"
             if peer in self._by_supervisor:
+                # It may be cut off, and come back: then it must begin anew.
+                del self._by_supervisor[peer]
+                owner.supervisor = None
+                out.append(Refuse(peer, f"{owner.label()}: {cause}"))
+                findings += self._lose(owner, cause, "", now_ns, out)
                 findings += self._lose_children(owner, peer, silence, now_ns, out)
+            else:
+                findings += self._lose(owner, cause, "", now_ns, out)
         return findings
 
     def check_invariants(self) -> None:
         """What must hold between events."""
-        hosts = [worker.host for worker in self.behind]
+        hosts = [host.index for host in self.hosts]
         assert hosts == list(range(len(hosts)))
         assert not hosts or len(hosts) == self._topology.num_hosts
+        for host in self.hosts:
+            assert host.failure is None or host.loss is not None
+            assert not host.is_joining or (host.failure is not None and host.worker.host == host.index)
+            assert host.failure is not None or host.worker.state in (WorkerState.BOUND, WorkerState.CLOSING)
         for worker in self._workers.values():
             assert (worker.state is WorkerState.LOST) == (worker.failure is not None)
             if worker.state is WorkerState.BOUND:
-                assert worker.host is not None and self.behind[worker.host] is worker
+                assert worker.host is not None and self.hosts[worker.host].worker is worker
             if worker.state in (WorkerState.READY, WorkerState.BOUND, WorkerState.SPARE):
                 assert worker.executor is not None and worker.executor.peer in self._by_executor
+        spares = [worker for worker in self._workers.values() if worker.state is WorkerState.SPARE]
+        assert not spares or not any(host.failure is not None and not host.is_joining for host in self.hosts)
 
     def _bind_when_complete(self, out: list[Instruction]) -> list[Finding]:
         """Bind once all workers that can still come are ready: by worker id, so that hosts stand in Slurm's order."""
@@ -332,24 +338,51 @@ class Membership:
         ready = [worker for worker in self.workers() if worker.state is WorkerState.READY]
         if len(ready) < self._topology.num_hosts or len(ready) < self._num_expected - num_lost:
             return []
-        self.behind = ready[: self._topology.num_hosts]
-        bound = []
-        for place, worker in enumerate(self.behind):
-            worker.host = HostIndex(place)
-            worker.state = WorkerState.BOUND
-            executor = worker.executor
-            assert executor is not None
-            bound.append(
-                BoundExecutor(
-                    worker.host, executor.peer, worker.worker, worker.name, executor.data_address, executor.host_key
-                )
-            )
-            out.append(Announce("bound", {"host": worker.host, "worker": worker.worker, "name": worker.name}))
+        for place, worker in enumerate(ready[: self._topology.num_hosts]):
+            self.hosts.append(Host(HostIndex(place), worker))
+            self._bind(worker, HostIndex(place), out)
         for worker in ready[self._topology.num_hosts :]:
             worker.state = WorkerState.SPARE
         self._relays.forget_selections()
-        out.append(BindExecutors(tuple(bound)))
+        executors = self._bound_executors()
+        out.append(BindExecutors(executors, executors))
         return [Bound()]
+
+    def _fill_hosts(self, out: list[Instruction]) -> list[Finding]:
+        """Give lost hosts a worker, as far as there are any: preferably the one that stood there before."""
+        findings: list[Finding] = []
+        spares = [worker for worker in self.workers() if worker.state is WorkerState.SPARE]
+        for host in self.hosts:
+            if not spares:
+                break
+            if host.failure is None or host.is_joining:
+                continue
+            worker = host.worker if host.worker in spares else spares[0]
+            spares.remove(worker)
+            host.worker, host.is_joining = worker, True
+            self._bind(worker, host.index, out)
+            self._relays.forget_selections()
+            (its_own,) = (bound for bound in self._bound_executors() if bound.host == host.index)
+            out.append(BindExecutors((its_own,), self._bound_executors()))
+            others = tuple(bound.peer for bound in self._bound_executors() if bound.host != host.index)
+            out.append(ReplacePeer(others, its_own))
+            findings.append(HostJoining(host.index))
+        return findings
+
+    @staticmethod
+    def _bind(worker: Worker, host: HostIndex, out: list[Instruction]) -> None:
+        worker.host = host
+        worker.state = WorkerState.BOUND
+        out.append(Announce("bound", {"host": host, "worker": worker.worker, "name": worker.name}))
+
+    def _bound_executors(self) -> tuple[BoundExecutor, ...]:
+        bound = []
+        for host in self.hosts:
+            worker, executor = host.worker, host.worker.executor
+            if worker.state is WorkerState.BOUND and executor is not None:
+                where = executor.data_address, executor.host_key
+                bound.append(BoundExecutor(host.index, executor.peer, worker.worker, worker.name, *where))
+        return tuple(bound)
 
     def _lose_children(
         self, worker: Worker, supervisor: PeerId, reason: str, now_ns: int, out: list[Instruction]
@@ -371,30 +404,51 @@ class Membership:
             return []
         at = datetime.datetime.fromtimestamp(self.unix_s(now_ns), tz=datetime.UTC)
         message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC: {cause}"
-        worker.failure = Status(Code.DATA_LOSS, message)
-        worker.lost_cause = cause
-        worker.lost_ns = now_ns
+        failure = worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
+        host_index = worker.host
+        loss = Loss(worker.worker, worker.name, host_index, cause, now_ns)
+        self.losses.append(loss)
         self._relays.forget_selections()
         if worker.supervisor is not None:
             out.append(StopExecutor(worker.supervisor, worker.epoch))
-        if worker.executor is not None and worker.executor.peer in self._by_executor:
-            out.append(Refuse(worker.executor.peer, message))
-        fields = {"host": worker.host, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
-        out.append(
-            Announce("host_lost" if worker.host is not None else "worker_lost", {**fields, "log_tail": log_tail})
-        )
-        if worker.host is not None:
-            return [HostLost(worker.host, worker.name, worker.failure)]
+        if worker.executor is not None:
+            # What is on its way from it is nobody's any more.
+            self._last_heard_ns.pop(worker.executor.peer, None)
+            if self._by_executor.pop(worker.executor.peer, None) is not None:
+                out.append(Refuse(worker.executor.peer, message))
+        fields = {"host": host_index, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
+        out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, "log_tail": log_tail}))
+        findings: list[Finding] = []
+        if host_index is not None:
+            host = self.hosts[host_index]
+            had_served, host.is_joining = host.failure is None, False
+            host.failure = failure
+            if had_served or host.loss is None:
+                host.loss = loss
+            out.append(LosePeer(tuple(bound.peer for bound in self._bound_executors()), host_index, failure))
+            findings.append(HostLost(host_index, worker.name, failure, had_served))
+        if self.is_bound:
+            self._try_again(worker, now_ns, out)
+            return findings + self._fill_hosts(out)
         num_usable = self._num_expected - sum(w.state is WorkerState.LOST for w in self._workers.values())
-        if not self.is_bound and num_usable < self._topology.num_hosts:
-            out.append(
-                Announce(
-                    "failed", {"reason": f"{num_usable} workers remain for {self._topology.num_hosts} hosts: {message}"}
-                )
-            )
+        if num_usable < self._topology.num_hosts:
+            reason = f"{num_usable} workers remain for {self._topology.num_hosts} hosts: {message}"
+            out.append(Announce("failed", {"reason": reason}))
             return []
         return self._bind_when_complete(out)
+
+    def _try_again(self, worker: Worker, now_ns: int, out: list[Instruction]) -> None:
+        """Have a lost worker's supervisor, if it is there, start another executor; it will be a spare."""
+        is_worth_it = worker.count_life(now_ns)
+        if worker.supervisor is None:
+            return
+        if not is_worth_it:
+            fields = {"worker": worker.worker, "name": worker.name, "num_executors": worker.num_short_lives}
+            out.append(Announce("worker_given_up", fields))
+            return
+        worker.begin()
+        self._relays.start_executor(worker.worker, worker.supervisor, worker.epoch, out)
 
 
 def _ending(returncode: int) -> str:

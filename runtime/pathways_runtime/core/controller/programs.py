@@ -7,7 +7,7 @@ from typing import Any
 from pathways_runtime.core.controller.events import MemberCompiled, PeerId, ProgramRequested
 from pathways_runtime.core.controller.instructions import CompileMember, Instruction, ReportCompiled
 from pathways_runtime.core.controller.membership import Membership
-from pathways_runtime.core.controller.worlds import World, Worlds, WorldState
+from pathways_runtime.core.controller.worlds import World, Worlds
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId
 from pathways_runtime.core.status import Status, StatusError
 from pathways_runtime.core.topology import Topology
@@ -64,13 +64,13 @@ class Programs:
                 out.append(ReportCompiled(event.peer, event.session, event.executable, None, failure))
                 return
         try:
-            world = self._worlds.for_slices(self._topology.slices_of(event.devices), out)
+            world = self._worlds.for_program(self._topology.slices_of(event.devices), hosts, out)
         except StatusError as failed:
             out.append(ReportCompiled(event.peer, event.session, event.executable, None, failed.status))
             return
         compilation = Compilation(event, world, hosts)
         self._compilations[event.session, event.executable] = compilation
-        if world.state is WorldState.FORMED:
+        if world.is_settled:
             self._ask_first(compilation, out)
 
     def settle_worlds(self, worlds: list[World], out: list[Instruction]) -> None:

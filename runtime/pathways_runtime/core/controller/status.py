@@ -3,9 +3,10 @@
 from typing import Any
 
 from pathways_runtime.core.controller.gang import Order
-from pathways_runtime.core.controller.membership import Membership, Worker
+from pathways_runtime.core.controller.membership import Membership
 from pathways_runtime.core.controller.programs import Programs
 from pathways_runtime.core.controller.sessions import Sessions
+from pathways_runtime.core.controller.workers import Loss, Worker
 from pathways_runtime.core.controller.worlds import Worlds, WorldState
 from pathways_runtime.core.ids import HostIndex
 from pathways_runtime.core.topology import Topology
@@ -61,9 +62,7 @@ def report(
             for device in topology.devices()
         ],
         "workers": [_worker(worker, topology, membership) for worker in membership.workers()],
-        "failures": [
-            _failure(worker, topology, membership) for worker in membership.workers() if worker.lost_ns is not None
-        ],
+        "failures": [_failure(loss, topology, membership) for loss in membership.losses],
         "sessions": [
             {
                 "id": session.session,
@@ -102,6 +101,8 @@ def _since_s(since_ns: int, now_ns: int) -> float:
 def _device_state(membership: Membership, order: Order, host: HostIndex) -> str:
     if not membership.is_bound:
         return "starting"
+    if membership.is_joining(host):
+        return "joining"
     if membership.executor_peer(host) is None:
         return "lost"
     return "running" if order.in_flight(host) else "idle"
@@ -111,22 +112,18 @@ def _unix_s(membership: Membership, now_ns: int) -> float:
     return round(membership.unix_s(now_ns), 3)
 
 
-def _place(worker: Worker, topology: Topology) -> dict[str, Any]:
-    return {
-        "name": worker.name,
-        "host": worker.host,
-        "slice_index": topology.slice_of_host(worker.host) if worker.host is not None else None,
-    }
+def _place(name: str, host: HostIndex | None, topology: Topology) -> dict[str, Any]:
+    return {"name": name, "host": host, "slice_index": topology.slice_of_host(host) if host is not None else None}
 
 
-def _failure(worker: Worker, topology: Topology, membership: Membership) -> dict[str, Any]:
-    assert worker.lost_ns is not None
+def _failure(loss: Loss, topology: Topology, membership: Membership) -> dict[str, Any]:
     return {
-        "at_unix_s": _unix_s(membership, worker.lost_ns),
-        "worker": worker.worker,
-        **_place(worker, topology),
-        "cause": worker.lost_cause,
-        "served_again_after_s": None,
+        "at_unix_s": _unix_s(membership, loss.at_ns),
+        "worker": loss.worker,
+        **_place(loss.name, loss.host, topology),
+        "cause": loss.cause,
+        "served_again_after_s": _since_s(loss.at_ns, loss.served_again_ns) if loss.served_again_ns else None,
+        "served_again_by": loss.served_again_by or None,
     }
 
 
@@ -134,7 +131,7 @@ def _worker(worker: Worker, topology: Topology, membership: Membership) -> dict[
     executor = worker.executor
     return {
         "id": worker.worker,
-        **_place(worker, topology),
+        **_place(worker.name, worker.host, topology),
         "state": worker.state.value,
         "supervisor_pid": worker.supervisor_pid,
         "executor_pid": executor.pid if executor is not None else None,

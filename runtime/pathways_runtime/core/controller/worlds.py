@@ -2,10 +2,12 @@
 
 import enum
 
+from pathways_runtime.core.controller.events import PeerId
 from pathways_runtime.core.controller.instructions import (
     Announce,
     FormMember,
     Instruction,
+    LeaveWorld,
     StartCoordination,
     StopCoordination,
 )
@@ -14,9 +16,15 @@ from pathways_runtime.core.ids import HostIndex, WorldId
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.core.topology import Topology
 
+#: How often in a row a slice's world is begun anew when it failed although none of its hosts was lost.
+MAX_FAILURES_IN_A_ROW = 3
+
 
 class WorldState(enum.Enum):
-    """Legal changes: COORDINATING -> FORMING -> FORMED; from the first two -> FAILED. FORMED and FAILED are final."""
+    """Legal changes: COORDINATING -> FORMING -> FORMED -> ENDED; from the first two -> FAILED.
+
+    FAILED and ENDED are final.
+    """
 
     #: Its coordination service is starting, or its hosts are not bound.
     COORDINATING = "coordinating"
@@ -24,12 +32,18 @@ class WorldState(enum.Enum):
     FORMING = "forming"
     FORMED = "formed"
     FAILED = "failed"
+    #: It was formed, and a member was lost since. Programs on one of the others still run in it.
+    ENDED = "ended"
 
 
 class World:
     """The hosts of some slices, in rank order.
 
-    A member that is lost after the world was formed leaves it FORMED: programs on its other hosts still run.
+    Attributes:
+        address: where its coordination service listens; None until it does, empty when there is none (any more).
+        members: the executors that use the service, as far as they have not left.
+        unformed: hosts that have not made their client.
+        failure: why it is FAILED or ENDED.
     """
 
     def __init__(self, world: WorldId, slices: tuple[int, ...], hosts: tuple[HostIndex, ...]) -> None:
@@ -37,15 +51,20 @@ class World:
         self.slices = slices
         self.hosts = hosts
         self.state = WorldState.COORDINATING
-        #: Where its coordination service listens; None until it does, empty when there is none.
         self.address: str | None = None
+        self.members: dict[HostIndex, PeerId] = {}
         self.unformed: set[HostIndex] = set(hosts)
         self.failure: Status | None = None
 
     @property
     def is_settled(self) -> bool:
         """Whether it is formed or will never be."""
-        return self.state in (WorldState.FORMED, WorldState.FAILED)
+        return self.state not in (WorldState.COORDINATING, WorldState.FORMING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is of no use for what comes."""
+        return self.failure is not None
 
 
 class Worlds:
@@ -55,8 +74,9 @@ class Worlds:
         self._topology = topology
         self._membership = membership
         self._worlds: dict[WorldId, World] = {}
-        #: The newest world per set of slices.
+        #: The newest world per set of slices, over or not.
         self._by_slices: dict[tuple[int, ...], World] = {}
+        self._failures_in_a_row: dict[int, int] = {}
         self._has_announced_ready = False
 
     def all(self) -> list[World]:
@@ -73,14 +93,14 @@ class Worlds:
         for slice_index in range(self._topology.num_slices):
             self._begin((slice_index,), out)
 
-    def for_slices(self, slices: tuple[int, ...], out: list[Instruction]) -> World:
-        """The world of these slices, begun now if there is none yet.
+    def for_program(self, slices: tuple[int, ...], hosts: tuple[HostIndex, ...], out: list[Instruction]) -> World:
+        """The world for a program on ``hosts``, none of them lost, in these slices; begun now if there is none yet.
 
         Raises:
-            StatusError: one of its hosts is lost, so that it cannot be formed.
+            StatusError: another host of the slices is lost, so that the world cannot be formed.
         """
         world = self._by_slices.get(slices)
-        if world is not None and world.state is not WorldState.FAILED:
+        if world is not None and (not world.is_over or (world.state is WorldState.ENDED and len(hosts) == 1)):
             return world
         for slice_index in slices:
             for host in self._topology.hosts_of_slice(slice_index):
@@ -92,12 +112,17 @@ class Worlds:
         """A world's service listens."""
         world = self._worlds[world_id]
         world.address = address
-        self._form(world, out)
+        if world.is_over:
+            self._stop_if_unused(world, out)
+        else:
+            self._form(world, out)
 
     def coordination_failed(self, world_id: WorldId, reason: str, out: list[Instruction]) -> list[World]:
         """A world's service could not start, or ended by itself."""
         world = self._worlds[world_id]
+        world.address = ""
         if world.is_settled:
+            # Its members end with it, if they still need it; that tells.
             out.append(Announce("coordination_lost", {"world": world_id, "reason": reason}))
             return []
         message = f"the coordination service of slices {_names(world.slices)} ended: {reason}"
@@ -113,7 +138,12 @@ class Worlds:
     ) -> list[World]:
         """A member has made its client, or failed to."""
         world = self._worlds.get(world_id)
-        if world is None or world.state is not WorldState.FORMING:
+        if world is None or host not in world.members:
+            return []
+        if failure is not None:
+            del world.members[host]
+        if world.state is not WorldState.FORMING:
+            self._stop_if_unused(world, out)
             return []
         if failure is not None:
             return self._fail(world, Status(failure.code, f"host {host}: {failure.message}"), out)
@@ -121,27 +151,43 @@ class Worlds:
         if world.unformed:
             return []
         world.state = WorldState.FORMED
+        for slice_index in world.slices:
+            self._failures_in_a_row.pop(slice_index, None)
         out.append(Announce("world", {"world": world_id, "slices": list(world.slices), "state": world.state.value}))
         self._announce_ready(out)
         return [world]
 
+    def member_left(self, host: HostIndex, world_id: WorldId, out: list[Instruction]) -> None:
+        """A member of a world that is over does not need its coordination service any more."""
+        world = self._worlds.get(world_id)
+        if world is not None and world.is_over and world.members.pop(host, None) is not None:
+            self._stop_if_unused(world, out)
+
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> list[World]:
-        """A host is lost: its worlds cannot form any more; a service that nobody is left to use is stopped."""
+        """A host is lost, and the worlds that it was in are over."""
         settled: list[World] = []
         for world in self._worlds.values():
             if host not in world.hosts:
                 continue
+            world.members.pop(host, None)
             if not world.is_settled:
-                settled += self._fail(world, failure, out)
-            if world.address and all(self._membership.failure_of(member) for member in world.hosts):
-                out.append(StopCoordination(world.world))
-                world.address = ""
+                self._end(world, WorldState.FAILED, failure, out)
+                settled.append(world)
+            elif world.state is WorldState.FORMED:
+                self._end(world, WorldState.ENDED, failure, out)
+            else:
+                self._stop_if_unused(world, out)
         return settled
+
+    def join(self, host: HostIndex, out: list[Instruction]) -> None:
+        """A worker is ready to take a lost host's place: begin the slice's world once all its hosts have somebody."""
+        self._failures_in_a_row.pop(self._topology.slice_of_host(host), None)
+        self._begin_slice(self._topology.slice_of_host(host), out)
 
     def check_invariants(self) -> None:
         """What must hold between events."""
         for world in self._worlds.values():
-            assert (world.state is WorldState.FAILED) == (world.failure is not None)
+            assert (world.state in (WorldState.FAILED, WorldState.ENDED)) == (world.failure is not None)
             assert world.state is not WorldState.FORMED or not world.unformed
             assert world.state is not WorldState.FORMING or world.unformed
 
@@ -162,19 +208,46 @@ class Worlds:
             return
         world.state = WorldState.FORMING
         for rank, host in enumerate(world.hosts):
-            peer = self._membership.executor_peer(host)
+            peer = self._membership.member_peer(host)
             # A member whose loss is being looked into is not asked; the loss will fail the world.
             if peer is not None:
+                world.members[host] = peer
                 out.append(FormMember(peer, world.world, world.address, rank, world.hosts))
 
+    def _begin_slice(self, slice_index: int, out: list[Instruction]) -> None:
+        hosts = self._topology.hosts_of_slice(slice_index)
+        world = self._by_slices[(slice_index,)]
+        is_complete = all(not self._membership.failure_of(host) or self._membership.is_joining(host) for host in hosts)
+        if world.is_over and is_complete:
+            self._begin((slice_index,), out)
+
     def _fail(self, world: World, failure: Status, out: list[Instruction]) -> list[World]:
-        # The service stays up: members that did connect would be aborted with it.
-        world.state, world.failure = WorldState.FAILED, failure
-        fields = {"world": world.world, "slices": list(world.slices), "state": world.state.value}
+        """It did not form although none of its hosts was lost; a slice's is begun anew, some times."""
+        self._end(world, WorldState.FAILED, failure, out)
+        if len(world.slices) > 1 or not self._has_announced_ready:
+            return [world]
+        (slice_index,) = world.slices
+        failures = self._failures_in_a_row.get(slice_index, 0) + 1
+        self._failures_in_a_row[slice_index] = failures
+        if failures < MAX_FAILURES_IN_A_ROW:
+            self._begin_slice(slice_index, out)
+        return [world]
+
+    def _end(self, world: World, state: WorldState, failure: Status, out: list[Instruction]) -> None:
+        """A world is over. Its service stays as long as it has members, since they would be aborted with it."""
+        world.state, world.failure = state, failure
+        fields = {"world": world.world, "slices": list(world.slices), "state": state.value}
         out.append(Announce("world", {**fields, "reason": str(failure)}))
         if not self._has_announced_ready and len(world.slices) == 1:
             out.append(Announce("failed", {"reason": f"slice {world.slices[0]} did not form: {failure}"}))
-        return [world]
+        if world.members:
+            out.append(LeaveWorld(tuple(world.members.values()), world.world, failure))
+        self._stop_if_unused(world, out)
+
+    def _stop_if_unused(self, world: World, out: list[Instruction]) -> None:
+        if world.is_over and world.address and not world.members:
+            out.append(StopCoordination(world.world))
+            world.address = ""
 
     def _announce_ready(self, out: list[Instruction]) -> None:
         slices = range(self._topology.num_slices)

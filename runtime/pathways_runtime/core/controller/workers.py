@@ -1,0 +1,116 @@
+"""Workers of the allocation, the virtual hosts that they stand behind, and what was lost."""
+
+import enum
+
+import msgspec
+
+from pathways_runtime.core.controller.events import ExecutorRegistered, PeerId, WorkerRegistered
+from pathways_runtime.core.ids import HostIndex, WorkerId
+from pathways_runtime.core.status import Status
+
+#: A worker whose executors end this often without having served long is not given another one.
+MAX_SHORT_LIVES = 5
+#: What counts as long.
+LONG_LIFE_NS = 10_000_000_000
+
+
+class WorkerState(enum.Enum):
+    """Legal changes: STARTING -> READY -> BOUND | SPARE; SPARE -> BOUND; from each of these -> LOST, by way of CLOSING
+    or at once; LOST -> STARTING, with the next epoch, when it is given another executor or registers anew."""
+
+    #: The supervisor is there and has been told to start an executor.
+    STARTING = "starting"
+    #: The executor is there; hosts are not bound yet.
+    READY = "ready"
+    #: It stands behind a host, or is about to take the place of one that was lost.
+    BOUND = "bound"
+    SPARE = "spare"
+    #: The executor's connection is closed; why is not known yet.
+    CLOSING = "closing"
+    LOST = "lost"
+
+
+class Worker:
+    """One worker: a supervisor and its executors, of which the newest counts.
+
+    Attributes:
+        supervisor: its supervisor's connection, None once that is closed.
+        epoch: of its executor; each one gets a higher number than those before.
+        executor: what its executor said of itself, None until it is there. Kept after a loss.
+        host: the virtual host that it stands behind, or stood behind when it was lost.
+        failure: why it is lost; None while it is not.
+        verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
+        num_short_lives: executors that ended one after another without having served for ``LONG_LIFE_NS``.
+    """
+
+    def __init__(self, registered: WorkerRegistered) -> None:
+        self.worker = registered.worker
+        self.epoch = 0
+        self.num_short_lives = 0
+        self.register(registered)
+        self.begin()
+
+    def register(self, registered: WorkerRegistered) -> None:
+        """A supervisor has introduced itself as this worker."""
+        self.name = registered.name
+        self.supervisor: PeerId | None = registered.peer
+        self.supervisor_pid = registered.pid
+
+    def begin(self) -> None:
+        """The next executor is to be started."""
+        self.epoch += 1
+        self.executor: ExecutorRegistered | None = None
+        self.host: HostIndex | None = None
+        self.state = WorkerState.STARTING
+        self.failure: Status | None = None
+        self.closing_cause = ""
+        self.verdict_due_ns = 0
+
+    def label(self) -> str:
+        """How messages to people call it."""
+        return f"worker {self.worker} ({self.name})" if self.host is None else f"host {self.host} ({self.name})"
+
+    def count_life(self, now_ns: int) -> bool:
+        """Its executor is lost now. Whether another one is worth a try."""
+        lived_ns = now_ns - self.executor.now_ns if self.executor is not None else 0
+        self.num_short_lives = 0 if lived_ns >= LONG_LIFE_NS else self.num_short_lives + 1
+        return self.num_short_lives < MAX_SHORT_LIVES
+
+
+class Host:
+    """A virtual host. Its index never changes; who stands behind it does.
+
+    Attributes:
+        worker: who stands behind it, is about to, or did so last.
+        failure: why nobody serves for it; None while ``worker`` does. What was there before it was set is lost.
+        is_joining: ``worker`` is about to serve: it becomes a member of its slice's world.
+        loss: the record of the latest loss.
+    """
+
+    __slots__ = ("failure", "index", "is_joining", "loss", "worker")
+
+    def __init__(self, index: HostIndex, worker: Worker) -> None:
+        self.index = index
+        self.worker = worker
+        self.failure: Status | None = None
+        self.is_joining = False
+        self.loss: Loss | None = None
+
+
+class Loss(msgspec.Struct):
+    """One loss of a worker, for people.
+
+    Attributes:
+        host: the virtual host that it stood behind; None if it stood behind none.
+        at_ns: when it was found.
+        served_again_ns: when somebody served for the host again; None until then.
+        served_again_by: that worker's name.
+    """
+
+    worker: WorkerId
+    name: str
+    host: HostIndex | None
+    cause: str
+    at_ns: int
+    served_again_ns: int | None = None
+    served_again_by: str = ""

@@ -1,0 +1,278 @@
+"""Hosts that are lost and served for again, as exact instructions."""
+
+import pytest
+
+from pathways_runtime.core.controller import events as ev
+from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.controller.workers import MAX_SHORT_LIVES
+from pathways_runtime.core.topology import Topology
+from pathways_runtime.testing.controller_driver import SECOND_NS, Driver, Operation, of_type
+
+TWO_BY_TWO = Topology(2, 2, 2, "cpu")
+
+
+def lose(driver, worker, epoch=1):
+    """The executor of a worker is killed; its supervisor says so."""
+    return driver.send(ev.ExecutorExited(worker, epoch, -9, "", driver.now_ns))
+
+
+def form(driver, out, world):
+    """The world's service starts and its members make their clients."""
+    assert [i.world for i in of_type(out, ins.StartCoordination)] == [world]
+    out = driver.send(ev.CoordinationStarted(world, f"unix:/{world}"))
+    return driver.form_members(out)
+
+
+def announced(out, event):
+    return [i.fields for i in of_type(out, ins.Announce) if i.event == event]
+
+
+def states(driver):
+    return {w["id"]: w["state"] for w in driver.core.report(driver.now_ns)["workers"]}
+
+
+def test_a_spare_takes_the_place_of_a_lost_host():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+    out = lose(driver, 1)
+    (change,) = of_type(out, ins.ChangeHost)
+    assert (change.host, change.worker, change.change) == (1, None, 1)
+    # Its worker gets another executor, which will be a spare.
+    assert of_type(out, ins.StartExecutor) == [ins.StartExecutor(10001, 2)]
+    (bind,) = of_type(out, ins.BindExecutors)
+    assert [(b.host, b.worker, b.peer) for b in bind.executors] == [(1, 4, 1004)]
+    assert [(b.host, b.worker) for b in bind.all] == [(0, 0), (1, 4), (2, 2), (3, 3)]
+    (replaced,) = of_type(out, ins.ReplacePeer)
+    assert (replaced.peers, replaced.bound.worker) == ((1000, 1002, 1003), 4)
+    assert of_type(out, ins.LosePeer) == [ins.LosePeer((1000, 1002, 1003), 1, change.failure)]
+    assert of_type(out, ins.LeaveWorld) == [ins.LeaveWorld((1000,), 1, change.failure)]
+
+    out = driver.send(ev.CoordinationStarted(3, "unix:/3"))
+    assert of_type(out, ins.FormMember) == [
+        ins.FormMember(1000, 3, "unix:/3", 0, (0, 1)),
+        ins.FormMember(1004, 3, "unix:/3", 1, (0, 1)),
+    ]
+    driver.now_ns += SECOND_NS
+    driver.send(ev.MemberFormed(1000, 3, None, driver.now_ns))
+    out = driver.send(ev.MemberFormed(1004, 3, None, driver.now_ns))
+    (back,) = announced(out, "host_back")
+    assert back == {"host": 1, "worker": 4, "name": "node-4", "lost_worker": 1, "took_s": 1.0}
+    # The session is open there before its proxy hears that it may use it.
+    opened, change = of_type(out, ins.OpenSession)[0], of_type(out, ins.ChangeHost)[0]
+    assert (opened.peers, opened.session) == ((1004,), s)
+    assert (change.host, change.worker, change.name, change.failure, change.change) == (1, 4, "node-4", None, 2)
+    assert out.index(opened) < out.index(change)
+    report = driver.core.report(driver.now_ns)
+    assert [(f["host"], f["served_again_after_s"], f["served_again_by"]) for f in report["failures"]] == [
+        (1, 1.0, "node-4")
+    ]
+    assert [d["state"] for d in report["devices"]] == ["idle"] * 8
+
+
+def test_the_service_of_a_world_that_is_over_stops_when_nobody_needs_it():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    out = lose(driver, 1)
+    assert of_type(out, ins.StopCoordination) == []
+    assert of_type(driver.send(ev.MemberLeft(1000, 1)), ins.StopCoordination) == [ins.StopCoordination(1)]
+    assert driver.send(ev.MemberLeft(1000, 1)) == []
+
+
+def test_without_a_spare_the_same_worker_serves_again_with_its_next_executor():
+    driver = Driver(TWO_BY_TWO).start()
+    out = lose(driver, 1)
+    assert of_type(out, ins.StartExecutor) == [ins.StartExecutor(10001, 2)]
+    assert of_type(out, ins.BindExecutors) == []
+    assert of_type(driver.register_executor(1, epoch=1), ins.Refuse) != []
+    out = driver.register_executor(1, epoch=2)
+    assert [b.peer for b in of_type(out, ins.BindExecutors)[0].executors] == [101001]
+    out = form(driver, out, 3)
+    assert [i.worker for i in of_type(out, ins.ChangeHost)] == [1]
+    assert states(driver) == {0: "bound", 1: "bound", 2: "bound", 3: "bound"}
+
+
+def test_both_hosts_of_a_slice_are_back_at_once_and_not_one_without_the_other():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    lose(driver, 0)
+    out = lose(driver, 1)
+    # The spare is ready to stand behind host 0, but its neighbour is missing.
+    assert of_type(out, ins.FormMember) == [] and of_type(out, ins.StartCoordination) == []
+    out = form(driver, driver.register_executor(0, epoch=2), 4)
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(0, 4), (1, 0)]
+
+
+def test_what_a_session_submits_before_it_knows_has_no_effect_on_who_serves_now():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+    out = form(driver, lose(driver, 1), 3)
+    assert len(of_type(out, ins.ChangeHost)) == 1
+    launch = Operation(s, 1, (0, 1), reads=(6, 7), consumes=(7,), writes=(8,))
+    delete = Operation(s, 2, (0, 1), False, consumes=(9,))
+    out = driver.send(ev.OperationsSubmitted(1, [launch, delete], driver.now_ns))
+    poison, forget = of_type(out, ins.Substitute)
+    assert (poison.group.hosts, poison.operation.handles) == ((0,), (8,))
+    assert "host 1 (node-1) was lost" in poison.operation.status.message
+    assert (forget.group.hosts, forget.operation.handles) == ((0,), (7,))
+    assert [i.group.hosts for i in of_type(out, ins.Dispatch)] == [(0,)]
+    # From here on it knows of the loss, then of the return.
+    driver.send(ev.HostChangesSeen(1, 1))
+    assert driver.submit(Operation(s, 3, (0, 1), writes=(10,))) == [3]
+
+
+def test_awareness_of_one_loss_is_not_awareness_of_the_next():
+    driver = Driver(TWO_BY_TWO, num_spares=2).start()
+    s = driver.attach()
+    form(driver, lose(driver, 1), 3)
+    form(driver, lose(driver, 4), 4)
+    driver.send(ev.HostChangesSeen(1, 2))
+    assert driver.submit(Operation(s, 1, (0, 1), writes=(1,))) == []
+    driver.send(ev.HostChangesSeen(1, 4))
+    assert driver.submit(Operation(s, 2, (0, 1), writes=(2,))) == [2]
+    out = driver.send(ev.HostChangesSeen(1, 5))
+    assert [i.reason for i in of_type(out, ins.Refuse)] == ["there were 4 changes of hosts, not 5"]
+
+
+def test_what_was_held_when_the_host_was_lost_does_not_reach_who_serves_now():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+    transfer = Operation(s, 1, (2, 3), False, is_transfer=True, senders=(2,), writes=(1,))
+    driver.submit(transfer, Operation(s, 2, (0, 1, 2), reads=(1,), writes=(2,), after_transfers=(1,)))
+    out = lose(driver, 1)
+    driver.send(ev.HostChangesSeen(1, 1))
+    form(driver, out, 3)
+    out = driver.send(ev.Acknowledged(1002, 0, ((s, 1),)))
+    (poison,) = of_type(out, ins.Substitute)
+    assert (poison.group.hosts, poison.operation.handles) == ((0, 2), (2,))
+
+
+def test_launches_that_died_with_their_host_give_their_credit_back():
+    driver = Driver(TWO_BY_TWO, num_spares=1, max_launches_in_flight=2).start()
+    s = driver.attach()
+    assert driver.submit(*[Operation(s, n, (1,)) for n in (1, 2, 3)]) == [1, 2]
+    out = lose(driver, 1)
+    driver.send(ev.HostChangesSeen(1, 1))
+    form(driver, out, 3)
+    assert driver.core.report(0)["queues"][1]["launches_in_flight"] == 0
+    assert driver.submit(*[Operation(s, n, (1,)) for n in (4, 5, 6)]) == [4, 5]
+    # The old executor has nothing more to say.
+    assert driver.send(ev.Acknowledged(1001, 1, ())) == []
+
+
+def test_a_session_that_attaches_while_a_host_is_down_knows_it():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    out = lose(driver, 1)
+    s = driver.attach()
+    accepted = of_type(driver.out, ins.AcceptSession)[-1]
+    assert [b.worker for b in accepted.hosts] == [0, None, 2, 3]
+    opened = of_type(driver.out, ins.OpenSession)[-1]
+    assert opened.peers == (1000, 1002, 1003)
+    out = form(driver, out, 3)
+    assert of_type(out, ins.OpenSession) == [ins.OpenSession((1004,), s, "unix:/links-1")]
+    assert driver.submit(Operation(s, 1, (0, 1), writes=(1,))) == [1]
+
+
+def test_who_is_lost_while_he_takes_a_place_leaves_it_to_the_next():
+    driver = Driver(TWO_BY_TWO, num_spares=2).start()
+    driver.attach()
+    out = lose(driver, 1)
+    driver.send(ev.CoordinationStarted(3, "unix:/3"))
+    driver.send(ev.MemberFormed(1000, 3, None, driver.now_ns))
+    out = lose(driver, 4)
+    # Sessions know that the host is down; they are not told again.
+    assert of_type(out, ins.ChangeHost) == []
+    assert of_type(out, ins.LeaveWorld)[0].peers == (1000,)
+    assert [b.worker for b in of_type(out, ins.BindExecutors)[0].executors] == [5]
+    out = form(driver, out, 4)
+    assert [(i.host, i.worker, i.failure) for i in of_type(out, ins.ChangeHost)] == [(1, 5, None)]
+    assert [f["served_again_by"] for f in driver.core.report(driver.now_ns)["failures"]] == ["node-5", "node-5"]
+
+
+def test_a_survivor_lost_while_the_slice_forms_is_a_loss_of_its_own():
+    driver = Driver(TWO_BY_TWO, num_spares=2).start()
+    lose(driver, 1)
+    out = lose(driver, 0)
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(0, None)]
+    out = form(driver, out, 4)
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(0, 5), (1, 4)]
+
+
+def test_a_slice_that_does_not_form_is_tried_again_and_not_for_ever():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    out = lose(driver, 1)
+    worlds = []
+    while started := of_type(out, ins.StartCoordination):
+        worlds.append(started[0].world)
+        out = driver.send(ev.CoordinationFailed(worlds[-1], "no socket"))
+    assert worlds == [3, 4, 5]
+    report = driver.core.report(driver.now_ns)
+    assert [d["state"] for d in report["devices"]][2:4] == ["joining"] * 2
+
+
+def test_a_program_across_slices_gets_a_new_world_after_a_loss():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+
+    def request(handle):
+        return driver.send(ev.ProgramRequested(1, s, handle, b"p", b"o", (0, 4), driver.now_ns))
+
+    form(driver, request(1), 3)
+    out = lose(driver, 1)
+    assert {(i.world, i.peers) for i in of_type(out, ins.LeaveWorld)} == {(1, (1000,)), (3, (1000, 1002, 1003))}
+    refused = of_type(request(2), ins.ReportCompiled)
+    assert "slices 0, 1 cannot form one world: host 1 (node-1) was lost" in refused[0].failure.message
+    form(driver, out, 4)
+    out = form(driver, request(3), 5)
+    assert [(i.executable, i.world) for i in of_type(out, ins.CompileMember)] == [(3, 5)]
+
+
+def test_an_executor_that_never_lives_long_is_given_up():
+    driver = Driver(TWO_BY_TWO).start()
+    for epoch in range(1, MAX_SHORT_LIVES):
+        assert of_type(lose(driver, 1, epoch), ins.StartExecutor) == [ins.StartExecutor(10001, epoch + 1)]
+    out = lose(driver, 1, MAX_SHORT_LIVES)
+    assert of_type(out, ins.StartExecutor) == []
+    assert announced(out, "worker_given_up") == [{"worker": 1, "name": "node-1", "num_executors": MAX_SHORT_LIVES}]
+
+
+def test_one_that_lived_long_is_not_counted_among_those():
+    driver = Driver(TWO_BY_TWO).start()
+    for epoch in range(1, 2 * MAX_SHORT_LIVES):
+        driver.now_ns += 11 * SECOND_NS
+        assert len(of_type(lose(driver, 1, epoch), ins.StartExecutor)) == 1
+        driver.register_executor(1, epoch + 1)
+
+
+@pytest.mark.parametrize("peer", [1001, 10001])
+def test_a_supervisor_that_is_gone_may_come_back_as_the_same_worker(peer):
+    driver = Driver(TWO_BY_TWO).start()
+    driver.send(ev.PeerClosed(peer, "reset", driver.now_ns))
+    driver.send(ev.PeerClosed(11002 - peer, "reset", driver.now_ns))
+    assert states(driver)[1] == "lost"
+    again = ev.WorkerRegistered(20001, 1, "node-1", 7001, 2, driver.now_ns)
+    assert of_type(driver.send(again), ins.StartExecutor) == [ins.StartExecutor(20001, 2)]
+    out = form(driver, driver.register_executor(1, epoch=2), 3)
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, 1)]
+
+
+def test_a_silent_supervisor_is_refused_so_that_it_begins_anew():
+    driver = Driver(TWO_BY_TWO, heartbeat_timeout_ns=3 * SECOND_NS).start()
+    driver.pass_time(2)
+    for peer in (10000, 10002, 10003, 1000, 1001, 1002, 1003):
+        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+    out = driver.pass_time(1.25)
+    assert [i.peer for i in of_type(out, ins.Refuse)] == [10001, 1001]
+    assert of_type(out, ins.StartExecutor) == []
+    assert driver.send(ev.PeerClosed(10001, "refused", driver.now_ns)) == []
+    assert states(driver)[1] == "lost"
+
+
+def test_of_several_losses_each_is_served_again_as_spares_come():
+    driver = Driver(Topology(3, 1, 1, "cpu"), num_spares=1).start()
+    out = driver.form_members(lose(driver, 2))
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(2, 3)]
+    lose(driver, 0)
+    lose(driver, 1)
+    # The first executor to come serves for the first host that is down, its own or not.
+    out = driver.form_members(driver.register_executor(2, epoch=2))
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(0, 2)]
+    out = driver.form_members(driver.register_executor(1, epoch=2))
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, 1)]
