@@ -413,7 +413,7 @@ def test_a_lost_host_poisons_what_it_held_and_the_session_goes_on(run: RunWithRi
             await put(client, ones, on(0), 1)
             await put(client, ones, on(3), 2)
             lost = Status(Code.DATA_LOSS, "host-1 is gone")
-            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost)))
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost), 1))
             response = await client.ask("check_value_ready_request", value_handles=[2])
             assert status_of(response) == (Code.DATA_LOSS, "host-1 is gone")
             assert (await get(client, 1, 9, ones)).tolist() == [1, 1, 1]
@@ -640,10 +640,10 @@ def test_a_link_of_a_host_that_is_lost_swallows_nothing(run: RunWithRig) -> None
             session = rig.cluster.sessions[client.session_id]
             # The old executor's link stays open on its side; a new executor connects before the proxy hears of it.
             lost = Status(Code.DATA_LOSS, "host-1 is gone")
-            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost)))
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost), 1))
             await client.ask("is_array_deleted_request", array_handle=1)
             links_address = next(m.links_address for m in rig.cluster.received if isinstance(m, messages.Attach))
-            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7")))
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7"), 2))
             await status(rig)
             await put(client, zero, on(2), 2)
             await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address)

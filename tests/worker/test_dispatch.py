@@ -28,6 +28,7 @@ from pathways_runtime.worker import programs, worlds
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher
+from pathways_runtime.worker.endings import Endings
 
 TOPOLOGY = Topology(1, 1, 2, "cpu")
 SESSION = SessionId(1)
@@ -56,7 +57,7 @@ def dispatcher(
 ) -> Iterator[Dispatcher]:
     data_plane = DataPlane(f"unix:{tmp_path_factory.mktemp('d')}/data", "key")
     acknowledgements = Acknowledgements(WorkerId(0), acknowledged.append)
-    dispatcher = Dispatcher(core, data_plane, acknowledgements, lambda failed: None, lambda: world)
+    dispatcher = Dispatcher(core, data_plane, acknowledgements, lambda failed: None, lambda: world, Endings())
     yield dispatcher
     dispatcher.close()
     data_plane.close()

@@ -121,6 +121,7 @@ class Controller:
             ("proxy", msg.CompileProgram): self._read_compile_program,
             ("proxy", msg.Attach): self._read_attach,
             ("proxy", msg.Detach): self._read_detach,
+            ("proxy", msg.HostChangesSeen): self._read_host_changes_seen,
             ("proxy", msg.StatusReply): self._read_status_reply,
             ("supervisor", msg.RegisterWorker): self._read_register_worker,
             ("supervisor", msg.ExecutorExited): self._read_executor_exited,
@@ -132,6 +133,7 @@ class Controller:
             ("executor", msg.RegisterExecutor): self._read_register_executor,
             ("executor", msg.Acknowledge): self._read_acknowledge,
             ("executor", msg.WorldFormed): self._read_world_formed,
+            ("executor", msg.WorldLeft): self._read_world_left,
             ("executor", msg.Compiled): self._read_compiled,
             ("executor", msg.OperationFailed): self._read_operation_failed,
             ("executor", msg.StatusReply): self._read_status_reply,
@@ -149,10 +151,13 @@ class Controller:
             ins.ReportReady: self._perform_report_ready,
             ins.Refuse: self._perform_refuse,
             ins.BindExecutors: self._perform_bind_executors,
+            ins.LosePeer: self._perform_lose_peer,
+            ins.ReplacePeer: self._perform_replace_peer,
             ins.ChangeHost: self._perform_change_host,
             ins.StartCoordination: self._perform_start_coordination,
             ins.StopCoordination: self._perform_stop_coordination,
             ins.FormMember: self._perform_form_member,
+            ins.LeaveWorld: self._perform_leave_world,
             ins.CompileMember: self._perform_compile_member,
             ins.ReportCompiled: self._perform_report_compiled,
             ins.AcceptSession: self._perform_accept_session,
@@ -465,6 +470,9 @@ class Controller:
     def _read_detach(self, peer: _Peer, message: msg.Detach) -> None:
         self._handle(ev.SessionDetached(peer.peer, message.session))
 
+    def _read_host_changes_seen(self, peer: _Peer, message: msg.HostChangesSeen) -> None:
+        self._handle(ev.HostChangesSeen(peer.peer, message.change))
+
     def _read_register_worker(self, peer: _Peer, message: msg.RegisterWorker) -> None:
         peer.label = f"supervisor of {message.name}"
         self._handle(
@@ -529,6 +537,9 @@ class Controller:
 
     def _read_world_formed(self, peer: _Peer, message: msg.WorldFormed) -> None:
         self._handle(ev.MemberFormed(peer.peer, message.world, message.failure, time.monotonic_ns()))
+
+    def _read_world_left(self, peer: _Peer, message: msg.WorldLeft) -> None:
+        self._handle(ev.MemberLeft(peer.peer, message.world))
 
     def _read_compiled(self, peer: _Peer, message: msg.Compiled) -> None:
         logger.info(
@@ -613,10 +624,7 @@ class Controller:
             self._refuse(peer, instruction.reason)
 
     def _perform_bind_executors(self, instruction: ins.BindExecutors) -> None:
-        addresses = tuple(
-            msg.PeerAddress(bound.host, bound.name, bound.data_address, bound.host_key)
-            for bound in instruction.executors
-        )
+        addresses = tuple(map(_address_of, instruction.all))
         self._streams.forget_routes()
         for bound in instruction.executors:
             peer = self._peers.get(bound.peer)
@@ -626,11 +634,17 @@ class Controller:
                 self._ways = None
                 self._send(bound.peer, msg.Bind(bound.host, self._topology, addresses))
 
+    def _perform_lose_peer(self, instruction: ins.LosePeer) -> None:
+        self._send_to_all(instruction.peers, msg.PeerLost(instruction.host, instruction.failure))
+
+    def _perform_replace_peer(self, instruction: ins.ReplacePeer) -> None:
+        self._send_to_all(instruction.peers, msg.PeerReplaced(_address_of(instruction.bound)))
+
     def _perform_change_host(self, instruction: ins.ChangeHost) -> None:
         state = msg.HostState(instruction.host, instruction.worker, instruction.name, instruction.failure)
         for peer in self._peers.values():
             if peer.role == "proxy":
-                peer.channel.send(msg.HostChanged(state))
+                peer.channel.send(msg.HostChanged(state, instruction.change))
 
     def _perform_start_coordination(self, instruction: ins.StartCoordination) -> None:
         # Not from within: a failure to start is an event, and the core is still being handled.
@@ -646,6 +660,9 @@ class Controller:
                 instruction.world, instruction.coordinator_address, self._host_key, instruction.rank, instruction.hosts
             ),
         )
+
+    def _perform_leave_world(self, instruction: ins.LeaveWorld) -> None:
+        self._send_to_all(instruction.peers, msg.LeaveWorld(instruction.world, instruction.failure))
 
     def _perform_compile_member(self, instruction: ins.CompileMember) -> None:
         message = msg.Compile(
@@ -692,6 +709,10 @@ class Controller:
     def _perform_announce(self, instruction: ins.Announce) -> None:
         logger.info("event=%s %s", instruction.event, " ".join(f"{k}={v!r}" for k, v in instruction.fields.items()))
         self._announcements.write(instruction.event, **instruction.fields)
+
+
+def _address_of(bound: ins.BoundExecutor) -> msg.PeerAddress:
+    return msg.PeerAddress(bound.host, bound.name, bound.data_address, bound.host_key)
 
 
 def _folder_beside(listen: Sequence[str]) -> Path:

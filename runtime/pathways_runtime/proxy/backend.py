@@ -120,12 +120,13 @@ class ProxyBackend:
                     session.control_message(message)
             case messages.Attached():
                 self._attached(message)
-            case messages.HostChanged(state=state):
+            case messages.HostChanged(state=state, change=change):
                 if state.worker is None:
                     self._links.forget_host(state.host)
                     self._callbacks.forget_host(state.host)
                 for session in list(self._sessions.values()):
                     session.control_message(message)
+                self._controller.send(messages.HostChangesSeen(change))
             case messages.StatusRequest(request=request):
                 self._controller.send(messages.StatusReply(request, self.report()))
             case messages.Refused(reason=reason):

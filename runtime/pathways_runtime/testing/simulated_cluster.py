@@ -283,6 +283,9 @@ class SimulatedCluster:
             case (
                 ins.StopExecutor()
                 | ins.BindExecutors()
+                | ins.LosePeer()
+                | ins.ReplacePeer()
+                | ins.LeaveWorld()
                 | ins.OpenSession()
                 | ins.EndSession()
                 | ins.StopCoordination()

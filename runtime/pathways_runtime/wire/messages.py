@@ -4,15 +4,16 @@ Control is small, ordered and batched: one stream per connection, read in order.
 they go over the session links (``wire.links``) and the data plane (``transport.dataplane``). Frames have no payload,
 but for ToChildren and FromChild, whose payload is the header of a frame that a relay passes on.
 
-    proxy       -> controller   Attach, NameHosts, Submit, CompileProgram, Detach, StatusReply
+    proxy       -> controller   Attach, NameHosts, Submit, CompileProgram, HostChangesSeen, Detach, StatusReply
     controller  -> proxy        Attached, Dispatched, ProgramCompiled, OperationFailed, ReadyOnHosts, HostChanged,
                                 SessionEnded, StatusRequest
     supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat;
                                 as a relay: RelayListening, FromChild, ChildClosed, ChildrenAcknowledge, RelayBacklog
     controller  -> supervisor   StartExecutor, StopExecutor, Shutdown; to a relay: StartRelay, ToChildren, CloseChild
-    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, Compiled, OperationFailed, StatusReply,
-                                Heartbeat; if a relay is between: ReadyHere
-    controller  -> executor     Bind, FormWorld, Compile, OpenSession, CloseSession, Batch, StatusRequest, Shutdown
+    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, WorldLeft, Compiled, OperationFailed,
+                                StatusReply, Heartbeat; if a relay is between: ReadyHere
+    controller  -> executor     Bind, PeerLost, PeerReplaced, FormWorld, LeaveWorld, Compile, OpenSession, CloseSession,
+                                Batch, StatusRequest, Shutdown
     any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
 
 Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused
@@ -27,7 +28,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, Se
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -206,9 +207,16 @@ class ReadyOnHosts(Message, frozen=True, tag="ReadyOnHosts"):
 
 
 class HostChanged(Message, frozen=True, tag="HostChanged"):
-    """What stands behind a virtual host changed; what it held before is lost."""
+    """What stands behind a virtual host changed; what it held before is lost. ``change`` numbers these, from 1."""
 
     state: HostState
+    change: int
+
+
+class HostChangesSeen(Message, frozen=True, tag="HostChangesSeen"):
+    """What the proxy sends from now on, it sends knowing of the changes of hosts up to ``change``."""
+
+    change: int
 
 
 class Detach(Message, frozen=True, tag="Detach"):
@@ -369,6 +377,19 @@ class Bind(Message, frozen=True, tag="Bind"):
     peers: tuple[PeerAddress, ...]
 
 
+class PeerLost(Message, frozen=True, tag="PeerLost"):
+    """The executor behind ``host`` is lost: nothing more will come from it, or reach it."""
+
+    host: HostIndex
+    failure: Status
+
+
+class PeerReplaced(Message, frozen=True, tag="PeerReplaced"):
+    """Another executor stands behind a host that was lost."""
+
+    peer: PeerAddress
+
+
 class FormWorld(Message, frozen=True, tag="FormWorld"):
     """Make a PJRT client that is member ``rank`` of a world whose members are ``hosts`` in rank order.
 
@@ -388,6 +409,23 @@ class WorldFormed(Message, frozen=True, tag="WorldFormed"):
     worker: WorkerId
     world: WorldId
     failure: Status | None
+
+
+class LeaveWorld(Message, frozen=True, tag="LeaveWorld"):
+    """A world is over for ``failure``. Free whoever waits in it for another member, then say WorldLeft.
+
+    May come while the world is being formed here.
+    """
+
+    world: WorldId
+    failure: Status
+
+
+class WorldLeft(Message, frozen=True, tag="WorldLeft"):
+    """The answer to LeaveWorld: the world's coordination service is not needed here any more."""
+
+    worker: WorkerId
+    world: WorldId
 
 
 class Compile(Message, frozen=True, tag="Compile"):
@@ -496,6 +534,7 @@ AnyMessage = (
     | OperationFailed
     | ReadyOnHosts
     | HostChanged
+    | HostChangesSeen
     | Detach
     | SessionEnded
     | RegisterWorker
@@ -514,8 +553,12 @@ AnyMessage = (
     | RelayBacklog
     | RegisterExecutor
     | Bind
+    | PeerLost
+    | PeerReplaced
     | FormWorld
     | WorldFormed
+    | LeaveWorld
+    | WorldLeft
     | Compile
     | Compiled
     | OpenSession

@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from pathways_runtime.core.worker.launches import PendingLaunch
 from pathways_runtime.core.worker.usage import ProgramUsage, Running, Usage
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
+from pathways_runtime.worker.worlds import World
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +52,19 @@ class Completions:
         self._awaited: dict[tuple[DeviceId, ...], Running | None] = {}
         self._on_failure = on_failure
         self._queues: dict[tuple[DeviceId, ...], queue.SimpleQueue[_InFlight | None]] = {}
+        #: What is in these queues or was just taken from them, for who asks.
+        self._in_flight: dict[tuple[DeviceId, ...], deque[_InFlight]] = {}
         self._lock = threading.Lock()
         self._num_in_flight = 0
 
     def num_in_flight(self) -> int:
         """Launches that PJRT has and that are not known to be over."""
         return self._num_in_flight
+
+    def is_busy_in(self, world: World) -> bool:
+        """Whether a program of a world is not known to be over."""
+        everything = [in_flight for followed in self._in_flight.copy().values() for in_flight in tuple(followed)]
+        return any(i.launch.program is not None and i.launch.program.value.world is world for i in everything)
 
     def program(self, name: str, scope: str) -> ProgramUsage:
         """See ``Usage.program``."""
@@ -92,7 +101,9 @@ class Completions:
             waiting = self._start(devices)
         with self._lock:
             self._num_in_flight += 1
-        waiting.put(_InFlight(launch, token, probe, usage, launched_s))
+        in_flight = _InFlight(launch, token, probe, usage, launched_s)
+        self._in_flight[devices].append(in_flight)
+        waiting.put(in_flight)
 
     def close(self) -> None:
         """End threads once they have nothing to wait for."""
@@ -104,6 +115,7 @@ class Completions:
         with self._lock:
             if devices not in self._queues:
                 waiting: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
+                self._in_flight[devices] = deque()
                 self._queues[devices] = waiting
                 # A daemon: it may be inside a collective that never ends.
                 name = f"completions of devices {','.join(map(str, devices))}"
@@ -112,6 +124,7 @@ class Completions:
 
     def _run(self, waiting: "queue.SimpleQueue[_InFlight | None]", devices: tuple[DeviceId, ...]) -> None:
         held: _InFlight | None = None
+        followed = self._in_flight[devices]
         while True:
             in_flight = held or waiting.get()
             held = None
@@ -120,6 +133,7 @@ class Completions:
             self._awaited[devices] = Running(in_flight.usage, devices, in_flight.launched_s)
             self._finish(in_flight.launch, devices, in_flight.token, in_flight.usage, in_flight.launched_s)
             self._awaited[devices] = None
+            followed.popleft()
             count = 1
             del in_flight
             # Whatever else is over by now goes into the same message.
@@ -131,6 +145,7 @@ class Completions:
                 if held.probe is None or not pjrt.is_ready(held.probe):
                     break
                 self._finish(held.launch, devices, held.token, held.usage, held.launched_s)
+                followed.popleft()
                 held = None
                 count += 1
             with self._lock:

@@ -40,18 +40,23 @@ from pathways_runtime.wire.messages import (
     FormWorld,
     Heartbeat,
     Hello,
+    LeaveWorld,
     OpenSession,
+    PeerLost,
+    PeerReplaced,
     Refused,
     RegisterExecutor,
     Shutdown,
     StatusReply,
     StatusRequest,
     WorldFormed,
+    WorldLeft,
 )
 from pathways_runtime.worker import pjrt, programs, worlds
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
+from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.report import report_of
 from pathways_runtime.worker.threads import Pool
@@ -61,6 +66,9 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S = 1.0
 #: The proxy listens before it attaches; this only bridges a full listen queue.
 _LINK_CONNECT_TIMEOUT_S = 2.0
+#: How long programs may take to end once a member of their world is lost, and how often that is looked at.
+_FREE_TIMEOUT_S = 2.0
+_FREE_POLL_S = 0.01
 _NUM_COMPILE_THREADS = 2
 #: Compilation gives way to dispatch.
 _COMPILE_NICENESS = 5
@@ -111,12 +119,19 @@ class Executor:
         self._dispatcher: Dispatcher | None = None
         self._worlds: dict[WorldId, worlds.World] = {}
         self._home: worlds.World | None = None
+        #: Guards which worlds are formed, and which are over.
+        self._worlds_lock = threading.Lock()
+        self._over: dict[WorldId, Status] = {}
+        self._endings = Endings()
         self._last_seq = 0
         self._ended = threading.Event()
         self._compiling = Pool("compiles", _NUM_COMPILE_THREADS, initializer=_give_way)
         self._on_message: dict[type[Any], Callable[[Any], None]] = {
             Bind: self._bind,
+            PeerLost: self._peer_lost,
+            PeerReplaced: self._peer_replaced,
             FormWorld: self._form_world,
+            LeaveWorld: self._leave_world,
             Compile: self._compile,
             OpenSession: self._open_session,
             CloseSession: self._close_session,
@@ -198,10 +213,21 @@ class Executor:
                 self._acknowledgements,
                 self._send,
                 self._home_world,
+                self._endings,
                 self._config.delay,
                 self._config.is_behind_relay,
             )
         self._bound = message
+
+    def _peer_lost(self, message: PeerLost) -> None:
+        self._data_plane.peer_lost(message.host, message.failure.message)
+
+    def _peer_replaced(self, message: PeerReplaced) -> None:
+        bound, _ = self._require_bound()
+        peer = message.peer
+        self._data_plane.connect(peer.host, peer.data_address, peer.host_key)
+        others = (other for other in bound.peers if other.host != peer.host)
+        self._bound = msgspec.structs.replace(bound, peers=(*others, peer))
 
     def _require_bound(self) -> tuple[Bind, Dispatcher]:
         if self._bound is None or self._dispatcher is None:
@@ -235,10 +261,39 @@ class Executor:
             logger.exception("world %d cannot be formed", message.world)
             failure = pjrt.status_of(raised)
         else:
-            self._worlds[message.world] = world
-            if message.hosts == bound.topology.hosts_of_slice(bound.topology.slice_of_host(bound.host)):
-                self._home = world
+            with self._worlds_lock:
+                over = self._over.get(message.world)
+                if over is None:
+                    self._worlds[message.world] = world
+                    if message.hosts == bound.topology.hosts_of_slice(bound.topology.slice_of_host(bound.host)):
+                        self._home = world
+            if over is not None:
+                self._leave(world, over)
         self._send(WorldFormed(self._config.worker, message.world, failure))
+
+    def _leave_world(self, message: LeaveWorld) -> None:
+        with self._worlds_lock:
+            self._over[message.world] = message.failure
+            world = self._worlds.get(message.world)
+        # One that is being formed is left once it is.
+        if world is not None:
+            threading.Thread(target=self._leave, args=(world, message.failure), name="leave", daemon=True).start()
+
+    def _leave(self, world: worlds.World, failure: Status) -> None:
+        """Free whoever waits in a world that is over, and then have no more to do with it."""
+        _, dispatcher = self._require_bound()
+        self._endings.note(failure)
+        deadline_s = time.monotonic() + _FREE_TIMEOUT_S
+        while dispatcher.is_busy_in(world):
+            if time.monotonic() > deadline_s:
+                # The end of the process is what frees it on any hardware. The supervisor starts another one.
+                raise RuntimeError(f"programs do not end although a member of their world is lost: {failure.message}")
+            time.sleep(_FREE_POLL_S)
+        with self._worlds_lock:
+            self._worlds.pop(world.id, None)
+        dispatcher.forget_world(world)
+        world.disconnect()
+        self._send(WorldLeft(self._config.worker, world.id))
 
     def _way_to_coordination(self, message: FormWorld) -> contextlib.AbstractContextManager[str]:
         config = self._config

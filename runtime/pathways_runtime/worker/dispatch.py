@@ -49,6 +49,7 @@ from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes
 from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, Value
 from pathways_runtime.worker.completions import Completions
+from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.programs import LoadedProgram
 from pathways_runtime.worker.shards import Shards, joined, migrate
@@ -100,6 +101,7 @@ class Dispatcher:
     Args:
         send: tells the controller.
         home: the world in which arrays are made: that of this host's slice.
+        endings: explain failures.
         delay: see LaunchDelay.
         is_behind_relay: readiness is told to the relay, which tells of many hosts at once, not over session links.
     """
@@ -111,6 +113,7 @@ class Dispatcher:
         acknowledgements: Acknowledgements,
         send: Callable[[OperationFailed | ReadyHere], None],
         home: Callable[[], World],
+        endings: Endings,
         delay: LaunchDelay | None = None,
         is_behind_relay: bool = False,
     ) -> None:
@@ -121,6 +124,7 @@ class Dispatcher:
         self._send = send
         self._is_behind_relay = is_behind_relay
         self._home = home
+        self._endings = endings
         self._delay = delay
         self._links: dict[SessionId, SessionLink] = {}
         self._closed_links_bytes = 0
@@ -204,6 +208,17 @@ class Dispatcher:
             raise CallbackFailed(SESSION_IS_OVER)
         return link.calls.call(client, number, operands)
 
+    def is_busy_in(self, world: World) -> bool:
+        """Whether programs of a world run, or are being launched."""
+        enqueuing = self._core.enqueuing
+        if enqueuing is not None and enqueuing.program is not None and enqueuing.program.value.world is world:
+            return True
+        return self.completions.is_busy_in(world)
+
+    def forget_world(self, world: World) -> None:
+        """Nothing is launched in a world any more."""
+        self._last_alone.pop(world.id, None)
+
     def links(self) -> list[SessionLink]:
         """All of them."""
         return list(self._links.values())
@@ -233,7 +248,7 @@ class Dispatcher:
 
     # Launches
 
-    def _enqueue_launch(self, instruction: EnqueueLaunch) -> Instructions:
+    def _enqueue_launch(self, instruction: EnqueueLaunch) -> Instructions | None:
         launch = instruction.launch
         assert launch.program is not None
         program: LoadedProgram = launch.program.value
@@ -250,7 +265,12 @@ class Dispatcher:
                 self._last_alone[program.world.id] = (threading.get_ident(), token)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
             self._acknowledgements.launches_completed(1)
-            return self._take(LaunchFailed(launch, self._failure_of(launch, failure)))
+            status = self._failure_of(launch, failure)
+            if self._endings.may_explain(status):
+                # Not here: this may be the thread that is to hear of the loss.
+                self._waiting.submit(self._explain_launch, launch, status)
+                return None
+            return self._take(LaunchFailed(launch, status))
         # The core must know that it was enqueued before it may hear that it failed.
         follow_up = self._take(LaunchEnqueued(launch, values, late_failure))
         usage = program.usage
@@ -278,7 +298,11 @@ class Dispatcher:
                 pjrt.wait_token(last[1])
 
     def _launch_ended_badly(self, launch: PendingLaunch, failure: BaseException) -> None:
-        self.post(LaunchFailed(launch, self._failure_of(launch, failure)))
+        self._explain_launch(launch, self._failure_of(launch, failure))
+
+    def _explain_launch(self, launch: PendingLaunch, status: Status) -> None:
+        self.post(LaunchFailed(launch, self._endings.explain(status)))
+        self._acknowledgements.flush()
 
     def _failure_of(self, launch: PendingLaunch, failure: BaseException) -> Status:
         if isinstance(failure, StatusError):
@@ -363,7 +387,7 @@ class Dispatcher:
             pjrt.wait(arrays)
             failure = first_failure(instruction.arrays)
         except pjrt.PjrtError as raised:
-            failure = first_failure(instruction.arrays) or pjrt.status_of(raised)
+            failure = first_failure(instruction.arrays) or self._endings.explain(pjrt.status_of(raised))
         self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
 
     def _answer_await(self, instruction: AnswerAwait) -> None:
@@ -395,7 +419,7 @@ class Dispatcher:
         except StatusError as raised:
             failure = raised.status
         except pjrt.PjrtError as raised:
-            failure = array.failure or pjrt.status_of(raised)
+            failure = array.failure or self._endings.explain(pjrt.status_of(raised))
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(Fetched(instruction.wait_id, failure), contents)

@@ -119,17 +119,22 @@ def make_cpu_client(
     if membership is None:
         return xla_client.make_cpu_client(asynchronous=True, num_devices=num_devices), None
     runtime = _join(membership)
-    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
-    client = xla_client.make_cpu_client(
-        asynchronous=True,
-        distributed_client=runtime,
-        node_id=membership.rank,
-        num_nodes=membership.num_members,
-        collectives=collectives,
-        num_devices=num_devices,
-        get_local_topology_timeout_minutes=1,
-        get_global_topology_timeout_minutes=1,
-    )
+    try:
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
+        client = xla_client.make_cpu_client(
+            asynchronous=True,
+            distributed_client=runtime,
+            node_id=membership.rank,
+            num_nodes=membership.num_members,
+            collectives=collectives,
+            num_devices=num_devices,
+            get_local_topology_timeout_minutes=1,
+            get_global_topology_timeout_minutes=1,
+        )
+    except PjrtError:
+        # The end of its service would else end this process.
+        leave(runtime)
+        raise
     return client, runtime
 
 

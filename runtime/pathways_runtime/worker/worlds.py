@@ -112,6 +112,11 @@ class World:
             self._placements[key] = found
         return found
 
+    def disconnect(self) -> None:
+        """Have no more to do with the world's coordination service, whose end would else end this process."""
+        if self._runtime is not None:
+            pjrt.leave(self._runtime)
+
     def needs_gate(self, devices: Sequence[DeviceId]) -> bool:
         """Whether some host would run a program on ``devices`` within its launch, were it not for a gate."""
         num_here = collections.Counter(map(self._topology.host_of, set(devices)))

@@ -26,6 +26,8 @@ class ExecutableRecord(msgspec.Struct):
 
     Attributes:
         devices, hosts: interned, see ``PlacementTable.device_list``.
+        needed_hosts: those of its world if it runs on several: when one of them is lost, the world is over, and it
+            must be loaded again in the next one.
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
         loads_pending: CompileProgram instructions not answered yet; the last answer counts.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
@@ -36,6 +38,7 @@ class ExecutableRecord(msgspec.Struct):
     options: bytes
     devices: tuple[DeviceId, ...]
     hosts: tuple[HostIndex, ...]
+    needed_hosts: tuple[HostIndex, ...]
     compiled: CompiledProgram | None = None
     outputs: tuple[OutputSpec, ...] = ()
     donated: tuple[int, ...] = ()

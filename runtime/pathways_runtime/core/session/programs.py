@@ -20,8 +20,12 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
     """
     devices, hosts = state.placements.device_list(request.devices)
     handle = state.mint()
-    record = ExecutableRecord(request.program, request.options, devices, hosts, waiting=request_id)
-    record.unloaded = state.placements.first_loss(hosts)
+    needed = hosts
+    if len(hosts) > 1:
+        slices = state.topology.slices_of(devices)
+        needed = tuple(host for slice_index in slices for host in state.topology.hosts_of_slice(slice_index))
+    record = ExecutableRecord(request.program, request.options, devices, hosts, needed, waiting=request_id)
+    record.unloaded = state.placements.first_loss(needed)
     state.executables.records[handle] = record
     if record.unloaded is not None:
         substitutes = stand_in_devices(devices, state.topology, frozenset(state.placements.losses))
@@ -64,7 +68,7 @@ def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
             return  # a host was replaced meanwhile, and it is being compiled again
         _answer(state, handle, record, event.program, event.failure)
     if record.loads_pending == 0 and handle in table.records:
-        record.unloaded = event.failure or state.placements.first_loss(record.hosts)
+        record.unloaded = event.failure or state.placements.first_loss(record.needed_hosts)
 
 
 def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: ProgramCompiled) -> None:
@@ -73,7 +77,7 @@ def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: Prog
     record = table.records[stand_in.executable]
     _submit_delete(state, stand_in_handle, stand_in.hosts)
     _answer(state, stand_in.executable, record, event.program, event.failure)
-    if stand_in.executable in table.records and state.placements.first_loss(record.hosts) is None:
+    if stand_in.executable in table.records and state.placements.first_loss(record.needed_hosts) is None:
         _load(state, stand_in.executable, record)
 
 
@@ -131,7 +135,7 @@ def _submit_delete(state: SessionState, handle: Handle, hosts: tuple[HostIndex, 
 def lose_host(state: SessionState, host: HostIndex, loss: Status) -> None:
     """What was loaded on a host is not any more."""
     for record in state.executables.records.values():
-        if host in record.hosts and record.unloaded is None:
+        if host in record.needed_hosts and record.unloaded is None:
             record.unloaded = loss
 
 
@@ -141,7 +145,11 @@ def load_again(state: SessionState, host: HostIndex) -> None:
     Until that is done, executions go on to poison their outputs.
     """
     for handle, record in state.executables.records.items():
-        if host not in record.hosts or record.is_deleted or state.placements.first_loss(record.hosts) is not None:
+        if (
+            host not in record.needed_hosts
+            or record.is_deleted
+            or state.placements.first_loss(record.needed_hosts) is not None
+        ):
             continue
         if record.compiled is not None or record.loads_pending:
             _load(state, handle, record)
