@@ -284,11 +284,13 @@ class Executor:
         _, dispatcher = self._require_bound()
         self._endings.note(failure)
         deadline_s = time.monotonic() + _FREE_TIMEOUT_S
+        world.cut_collectives()
         while dispatcher.is_busy_in(world):
             if time.monotonic() > deadline_s:
                 # The end of the process is what frees it on any hardware. The supervisor starts another one.
                 raise RuntimeError(f"programs do not end although a member of their world is lost: {failure.message}")
             time.sleep(_FREE_POLL_S)
+            world.cut_collectives()
         with self._worlds_lock:
             self._worlds.pop(world.id, None)
         dispatcher.forget_world(world)

@@ -101,12 +101,16 @@ def _join(membership: Membership) -> Any:
 
 
 def make_cpu_client(
-    num_devices: int, membership: Membership | None, collectives_host: str = "127.0.0.1"
+    num_devices: int,
+    membership: Membership | None,
+    collectives_host: str = "127.0.0.1",
+    while_listening: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),  # noqa: B008 - it has no state
 ) -> tuple[Client, Any]:
     """A CPU client; blocks until all members are there.
 
     Args:
         collectives_host: name or address on which the other members' collectives reach this one; they are plain TCP.
+        while_listening: entered while the collectives begin to listen there.
 
     Returns:
         The client, and what must be kept alive and shut down (``leave``) with it; None for a world of one.
@@ -120,7 +124,8 @@ def make_cpu_client(
         return xla_client.make_cpu_client(asynchronous=True, num_devices=num_devices), None
     runtime = _join(membership)
     try:
-        collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
+        with while_listening:
+            collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
         client = xla_client.make_cpu_client(
             asynchronous=True,
             distributed_client=runtime,

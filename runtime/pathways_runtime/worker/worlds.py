@@ -11,7 +11,7 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Entrance
-from pathways_runtime.worker import pjrt
+from pathways_runtime.worker import gloo_sockets, pjrt
 from pathways_runtime.worker.gates import Gate
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class World:
     Args:
         hosts: the members in rank order.
         rank: of this host.
+        gloo: where its collectives listen, if they are gloo's.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class World:
         rank: int,
         client: pjrt.Client,
         runtime: Any,
+        gloo: gloo_sockets.Listener | None = None,
     ) -> None:
         self.id = world
         self.hosts = hosts
@@ -82,6 +84,7 @@ class World:
         self.client = client
         self._topology = topology
         self._runtime = runtime
+        self._gloo = gloo
         self._by_process = pjrt.devices_by_process(client)
         self._rank_of = {host: place for place, host in enumerate(hosts)}
         self._gates: dict[DeviceId, Gate] = {}
@@ -111,6 +114,14 @@ class World:
                 found = self._placements[(devices, kind)] = Placement(self, devices, kind)
             self._placements[key] = found
         return found
+
+    def cut_collectives(self) -> None:
+        """A member is lost: end what is left of its collectives, so that nobody waits in one for ever.
+
+        Has an effect on CPU only, and on what has begun; so call it again while programs of the world are running.
+        """
+        if self._gloo is not None:
+            self._gloo.cut()
 
     def disconnect(self) -> None:
         """Have no more to do with the world's coordination service, whose end would else end this process."""
@@ -182,8 +193,10 @@ def form(
         PjrtError: they did not come in time.
     """
     membership = None if len(hosts) == 1 else pjrt.Membership(coordinator_address, rank, len(hosts))
+    gloo: gloo_sockets.Listener | None = None
     if platform == "cpu":
-        client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership, collectives_host)
+        gloo = gloo_sockets.Listener()
+        client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership, collectives_host, gloo.note())
     else:
         client, runtime = pjrt.make_plugin_client(platform, membership)
-    return World(world, topology, hosts, rank, client, runtime)
+    return World(world, topology, hosts, rank, client, runtime, gloo)
