@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,8 @@ _LINK_CONNECT_TIMEOUT_S = 2.0
 #: How long programs may take to end once a member of their world is lost, and how often that is looked at.
 _FREE_TIMEOUT_S = 2.0
 _FREE_POLL_S = 0.01
+#: When to look whether nothing needs a world any more that is over: programs are loaded anew, arrays are deleted.
+_LET_GO_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _NUM_COMPILE_THREADS = 2
 #: Compilation gives way to dispatch.
 _COMPILE_NICENESS = 5
@@ -296,6 +299,16 @@ class Executor:
         dispatcher.forget_world(world)
         world.disconnect()
         self._send(WorldLeft(self._config.worker, world.id))
+        threading.Thread(target=self._let_go, args=(weakref.ref(world),), name="let go", daemon=True).start()
+
+    def _let_go(self, left: "weakref.ref[worlds.World]") -> None:
+        """See that a world's PJRT client goes, with its threads, once no program and no array needs it."""
+        for pause_s in _LET_GO_AFTER_S:
+            if self._ended.wait(pause_s):
+                return
+            pjrt.let_go_of_clients()
+            if left() is None:
+                return
 
     def _way_to_coordination(self, message: FormWorld) -> contextlib.AbstractContextManager[str]:
         config = self._config
