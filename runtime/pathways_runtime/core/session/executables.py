@@ -26,19 +26,18 @@ class ExecutableRecord(msgspec.Struct):
 
     Attributes:
         devices, hosts: interned, see ``PlacementTable.device_list``.
-        needed_hosts: those of its world if it runs on several: when one of them is lost, the world is over, and it
-            must be loaded again in the next one.
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
         loads_pending: CompileProgram instructions not answered yet; the last answer counts.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
+        needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
+            over, and it must be loaded again in the next one.
     """
 
     program: bytes
     options: bytes
     devices: tuple[DeviceId, ...]
     hosts: tuple[HostIndex, ...]
-    needed_hosts: tuple[HostIndex, ...]
     compiled: CompiledProgram | None = None
     outputs: tuple[OutputSpec, ...] = ()
     donated: tuple[int, ...] = ()
@@ -46,6 +45,11 @@ class ExecutableRecord(msgspec.Struct):
     unloaded: Status | None = None
     is_deleted: bool = False
     waiting: RequestId | None = None
+    needed_hosts: tuple[HostIndex, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.needed_hosts:
+            self.needed_hosts = self.hosts
 
 
 class StandIn(msgspec.Struct, frozen=True):
