@@ -32,7 +32,7 @@ from pathways_runtime.wire.callbacks import (
     pack,
     unpack,
 )
-from slurm_pathways.client.jax_adapter import HostCallback
+from slurm_pathways.client.jax_programs import HostCallback
 
 _logger = logging.getLogger(__name__)
 

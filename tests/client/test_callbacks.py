@@ -26,7 +26,7 @@ from pathways_runtime.wire.callbacks import (
     pack,
     unpack,
 )
-from slurm_pathways.client import jax_adapter
+from slurm_pathways.client import jax_programs
 from slurm_pathways.client.callbacks import Callbacks, CallbacksError
 
 DEADLINE_S = 20.0
@@ -143,7 +143,7 @@ def test_tokens_do_not_leave_programs() -> None:
         return x + 1
 
     module = lowered(program, jnp.float32(1))
-    rewritten = str(jax_adapter._without_tokens(module))
+    rewritten = str(jax_programs._without_tokens(module))
     main = next(line for line in rewritten.splitlines() if "@main" in line)
     assert "token" not in main
     assert main.count("tensor<0xi1>") == 2
@@ -154,7 +154,6 @@ def test_tokens_do_not_leave_programs() -> None:
 
 
 def test_programs_without_outputs_get_one() -> None:
-    silent = jax_adapter._without_tokens(lowered(lambda x: jax.debug.print("{}", x), jnp.float32(1)))
-    assert jax_adapter._add_output_if_none(silent)
-    assert "-> (tensor<0xi1>" in str(silent)
-    assert not jax_adapter._add_output_if_none(silent)
+    silent = jax_programs._without_tokens(lowered(lambda x: jax.debug.print("{}", x), jnp.float32(1)), must_give=True)
+    assert "-> (tensor<0xi1> {mhlo.sharding" in str(silent)
+    assert len(jax_programs._main(silent).type.results) == 1
