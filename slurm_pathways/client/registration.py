@@ -3,12 +3,12 @@
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from slurm_pathways.client import jax_adapter, jax_arrays, jax_programs
+from slurm_pathways.client import jax_adapter, jax_arrays, jax_programs, profiling
 from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
 
@@ -41,7 +41,7 @@ def register(backend_name: str) -> None:
 
 
 def _prepare_programs() -> None:
-    jax_programs.prepare_programs(_attributes_of_callbacks)
+    jax_programs.prepare_programs(_take_callbacks)
 
 
 def _move_arrays() -> None:
@@ -54,6 +54,7 @@ _PARTS: dict[Callable[[], None], str] = {
     _move_arrays: "jax.device_put from one sharding to another goes through the memory of the program instead of from "
     "worker to worker",
     jax_programs.estimate_costs_here: "Lowered.cost_analysis does not work",
+    profiling.install: "traces of jax.profiler are of the program alone, not of the hosts",
     jax_arrays.serve_copies: "arrays cannot be given to other libraries by DLPack; numpy.asarray works",
 }
 
@@ -66,8 +67,8 @@ def _callbacks() -> "Callbacks":
     return Callbacks(lambda: read_settings(jax_adapter.backend_target(), os.environ).target)
 
 
-def _attributes_of_callbacks(functions: Sequence[jax_programs.HostCallback]) -> Mapping[str, str | Sequence[int]]:
-    return _callbacks().attributes(functions)
+def _take_callbacks(functions: Sequence[jax_programs.HostCallback]) -> jax_programs.TakenCallbacks:
+    return _callbacks().take(functions)
 
 
 def make_client() -> Any:

@@ -15,12 +15,13 @@ import msgspec
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pathways_runtime.core.ids import Handle, HostIndex, RequestId, SessionId
-from pathways_runtime.core.session import events, instructions, requests
+from pathways_runtime.core.session import events, instructions, plugin_programs, requests
 from pathways_runtime.core.session.core import SessionCore
 from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.proxy import host_buffers
 from pathways_runtime.proxy.controller_link import ControllerLink
 from pathways_runtime.proxy.devices import init_response
+from pathways_runtime.proxy.folders import Folders
 from pathways_runtime.proxy.frontend import Buffer, Connection
 from pathways_runtime.proxy.host_buffers import HostBufferStore
 from pathways_runtime.proxy.link_server import LinkServer
@@ -79,6 +80,7 @@ class SessionServer:
         controller, links: where operations and host buffers go.
         on_over: called once when the session is over, whoever ended it.
         peer: the client's name in the log.
+        folders: where what the client names lies.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class SessionServer:
         session_links: LinkServer,
         on_over: "Callable[[SessionServer], None]",
         peer: str,
+        folders: Folders,
     ) -> None:
+        self._folders = folders
         self._connection = connection
         self._controller = controller
         self._links = session_links
@@ -266,7 +270,10 @@ class SessionServer:
             return events.RequestRefused(request_id, (), failure)
         body = getattr(proto, kind)
         try:
-            return events.Requested(request_id, decode_request(kind, body))
+            request = decode_request(kind, body)
+            if type(request) is plugin_programs.CompilePlugin:
+                request = self._folders.found(request)
+            return events.Requested(request_id, request)
         except StatusError as failure:
             self._unwanted(sent_host_buffers(kind, body))
             return events.RequestRefused(request_id, result_handles(kind, body), failure.status)

@@ -6,6 +6,7 @@ from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId
 from pathways_runtime.core.session.arrays import Placement
 from pathways_runtime.core.session.events import CompiledProgram
+from pathways_runtime.core.session.plugin_programs import Plugin
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.core.topology import Topology
@@ -30,6 +31,7 @@ class ExecutableRecord(msgspec.Struct):
         loads_pending: CompileProgram instructions not answered yet; the last answer counts.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
+        plugin: what it does, if it is no program of XLA's; nothing else of it is on workers then.
     """
 
     program: bytes
@@ -43,6 +45,7 @@ class ExecutableRecord(msgspec.Struct):
     unloaded: Status | None = None
     is_deleted: bool = False
     waiting: RequestId | None = None
+    plugin: Plugin | None = None
 
 
 class StandIn(msgspec.Struct, frozen=True):

@@ -160,6 +160,9 @@ def destruct(state: SessionState, _: RequestId, request: requests.LoadedExecutab
     record = state.executables.find(handle)
     _delete(state, handle, record)
     del state.executables.records[handle]
+    if state.tracing == handle:
+        # Nobody can end the trace that it has begun.
+        state.tracing = None
     if record.loads_pending:
         state.executables.abandoned[handle] = record
     return responses.EMPTY

@@ -3,16 +3,17 @@
 from typing import Any
 
 from pathways_runtime.core.ids import Handle, OpId, SessionId
-from pathways_runtime.core.operations import Alias, Await, Fetch, Move, ShardedResult, Transfer
+from pathways_runtime.core.operations import Alias, Await, Fetch, Move, ShardedResult, Transfer, WriteArrays
 from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 
 
 class WaitingOperation:
-    """What goes on when arrays here are settled: an Await, a Fetch, a result of an Alias, the sends of a Transfer.
+    """What goes on when arrays here are settled: an Await, a Fetch, a result of an Alias, what a Transfer sends, what a
+    WriteArrays writes.
 
     Attributes:
         arrays: what it needs, resolved when it was received.
-        subject: what it makes, for an Alias.
+        subject: what is made, sent or written.
     """
 
     __slots__ = ("arrays", "missing", "operation", "received_ns", "session", "subject")
@@ -20,7 +21,7 @@ class WaitingOperation:
     def __init__(
         self,
         session: "Session",
-        operation: Alias | Await | Fetch | Transfer,
+        operation: Alias | Await | Fetch | Transfer | WriteArrays,
         arrays: tuple[LocalArray, ...],
         received_ns: int,
         subject: Any = None,

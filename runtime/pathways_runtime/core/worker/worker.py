@@ -26,11 +26,16 @@ from pathways_runtime.core.operations import (
     MakeArrays,
     Move,
     Poison,
+    ReadArrays,
     ShardedResult,
+    StartTrace,
+    StopTrace,
     Transfer,
+    WriteArrays,
 )
 from pathways_runtime.core.sharding import box_shape, num_elements
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.stored import writers
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure
 from pathways_runtime.core.worker.events import (
@@ -52,11 +57,14 @@ from pathways_runtime.core.worker.instructions import (
     AnswerFetch,
     AssembleArray,
     AwaitReady,
+    BeginTrace,
     CountLaunch,
+    EndTrace,
     EnqueueLaunch,
     ExpectPiece,
     ForgetTransfers,
     Instruction,
+    LoadArray,
     MakeArray,
     OutgoingPiece,
     Part,
@@ -64,6 +72,8 @@ from pathways_runtime.core.worker.instructions import (
     SendPieces,
     SendValue,
     ShareShards,
+    StoreTiles,
+    Tile,
 )
 from pathways_runtime.core.worker.launches import PendingLaunch
 from pathways_runtime.core.worker.sessions import (
@@ -119,6 +129,10 @@ class WorkerCore:
             Fetch: self._fetch,
             DeleteExecutable: self._delete_executable,
             Poison: self._poison,
+            StartTrace: self._start_trace,
+            StopTrace: self._stop_trace,
+            WriteArrays: self._write_arrays,
+            ReadArrays: self._read_arrays,
         }
 
     def handle(self, event: Event) -> Instructions:
@@ -454,6 +468,48 @@ class WorkerCore:
         for assembly in dropped.values():
             _release(assembly.sources())
 
+    # Traces and files
+
+    def _start_trace(self, session: Session, operation: StartTrace, _: int, out: Instructions) -> None:
+        levels = (operation.host_tracer_level, operation.python_tracer_level)
+        out.append(BeginTrace(session.id, operation.wait_id, *levels))
+
+    def _stop_trace(self, session: Session, operation: StopTrace, _: int, out: Instructions) -> None:
+        out.append(EndTrace(session.id, operation.wait_id, operation.folder, operation.run))
+
+    def _write_arrays(self, session: Session, operation: WriteArrays, now_ns: int, out: Instructions) -> None:
+        tiles = []
+        for turn, (handle, target) in enumerate(zip(operation.handles, operation.targets, strict=True)):
+            chosen = writers(target.sharding, target.shape, turn)
+            for place, (device, index) in enumerate(chosen):
+                if self.topology.host_of(device) == self.host:
+                    tiles.append(Tile(target, index, place == 0, self._shard(session, handle, device)))
+            if not chosen and self.topology.host_of(target.sharding.devices[0]) == self.host:
+                tiles.append(Tile(target, (), True, None))
+        arrays = tuple([tile.source.array for tile in tiles if tile.source is not None])
+        _hold(arrays)
+        self._when_settled(WaitingOperation(session, operation, arrays, now_ns, tuple(tiles)), out)
+
+    def _store(self, waiting: WaitingOperation, out: Instructions) -> None:
+        operation = waiting.operation
+        assert isinstance(operation, WriteArrays)
+        failure = first_failure(waiting.arrays)
+        if failure is not None or not waiting.subject:
+            _release(waiting.arrays)
+            out.append(AnswerAwait(waiting.session.id, operation.wait_id, failure))
+            return
+        arrays = waiting.arrays
+        out.append(StoreTiles(waiting.session.id, operation.wait_id, waiting.subject, arrays, operation.timeout_s))
+
+    def _read_arrays(self, session: Session, operation: ReadArrays, _: int, out: Instructions) -> None:
+        for result, source in zip(operation.results, operation.sources, strict=True):
+            places = self._places_here(result.devices)
+            if places:
+                array = self._add_array(session, result, places)
+                boxes = source.sharding.boxes(source.shape)
+                here = tuple([boxes[place] for place in places])
+                out.append(LoadArray(session.id, operation.op_id, array, result, source, here, operation.timeout_s))
+
     # Arrays
 
     def _find_places_here(self, devices: tuple[DeviceId, ...]) -> tuple[int, ...]:
@@ -536,6 +592,8 @@ class WorkerCore:
                 self._share(waiting, out)
             case Transfer():
                 self._send(waiting, out)
+            case WriteArrays():
+                self._store(waiting, out)
 
     # Reports
 
