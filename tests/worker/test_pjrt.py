@@ -20,8 +20,8 @@ from pathways_runtime.core.status import Code, Status
 from pathways_runtime.worker import buffers, callbacks, pjrt
 
 F32 = np.dtype(np.float32)
-#: They need other processes or an accelerator; test_executor_hosts.py has the first.
-ELSEWHERE = {"leave", "make_plugin_client"}
+#: They need other processes, libtpu or an accelerator; test_executor_hosts.py has the first, tests/tpu_compile others.
+ELSEWHERE = {"leave", "make_plugin_client", "describe_tpu", "compile_only"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,32 @@ def test_what_it_says_of_itself(devices: list[Any]) -> None:
     assert kind == devices[0].device_kind
     assert pjrt.describe_platform("tpu") == ("tpu", "tpu")
     assert pjrt.default_memory_kind(devices[0]) == "device"
+
+
+class FakeDevice:
+    """What a cache key takes of a device, or of a client; CPU devices of jaxlib have no coordinates."""
+
+    def __init__(self, platform: str, version: str = "", **attributes: object) -> None:
+        self.platform = platform
+        self.platform_version = version
+        self.__dict__.update(attributes)
+
+
+def test_what_code_depends_on_besides_the_program(client: Any, devices: list[Any]) -> None:
+    """On TPU the same whoever describes the devices: libtpu on a host without any, or a worker's client."""
+    assert pjrt.describe_hardware(devices) == ""
+    assert pjrt.compiler_version(client) == client.platform_version
+    place = {"device_kind": "TPU v5 lite", "core_on_chip": 0}
+    described = [FakeDevice("tpu", coords=[x, 0, 0], slice_index=x, **place) for x in (0, 1)]
+    expected = "TPU v5 lite\n0:[0, 0, 0]/0\n1:[1, 0, 0]/0"
+    assert pjrt.describe_hardware(described) == expected
+    assert pjrt.describe_hardware(described[1:]) == "TPU v5 lite\n0:[1, 0, 0]/0"
+    alone = [FakeDevice("tpu", coords=[1, 0, 0], slice_index=None, **place)]
+    assert pjrt.describe_hardware(alone) == pjrt.describe_hardware(described[1:])
+    assert pjrt.describe_hardware([FakeDevice("cuda", device_kind="NVIDIA H200")]) == "NVIDIA H200"
+    version = "PJRT C API\nmegascale+TFRT TPU v5 lite\nBuilt on Nov 5 2026 cl/1"
+    assert pjrt.compiler_version(FakeDevice("tpu", version)) == "Built on Nov 5 2026 cl/1"
+    assert pjrt.compiler_version(FakeDevice("cuda", "cuda 12090")) == "cuda 12090"
 
 
 # Arrays
@@ -256,7 +282,8 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
     assert isinstance(pjrt.fingerprint(executable), bytes)
     assert pjrt.memory_stats(executable)["argument_size_in_bytes"] == 2 * 4 + 3 * 4
     assert pjrt.cost_analysis(executable)["flops"] > 0
-    assert executable.size_of_generated_code_in_bytes() >= 0
+    assert pjrt.generated_code_bytes(executable) == executable.size_of_generated_code_in_bytes()
+    assert pjrt.program_name(program.artifact) == module.name
 
 
 def test_the_assignment_of_devices(program: Program, devices: list[Any]) -> None:

@@ -145,6 +145,18 @@ def make_plugin_client(platform: str, membership: Membership | None) -> tuple[Cl
     return xla_client.make_c_api_client(platform, options, runtime), runtime
 
 
+def describe_tpu(topology: str, num_slices: int) -> Client:
+    """libtpu's compiler for slices of a topology (``v5e:4x4``): a client that can do nothing but ``compile_only``.
+
+    Raises:
+        PjrtError: libtpu does not know the topology. ModuleNotFoundError: there is no libtpu.
+    """
+    from jax.experimental import topologies
+
+    description = topologies.get_topology_desc(topology, "tpu", num_slices=num_slices)
+    return description.devices[0].client
+
+
 def describe_platform(platform: str) -> tuple[str, str]:
     """(platform version, device kind). Makes a client of its own for a moment where that is cheap."""
     if platform != "cpu":
@@ -152,6 +164,36 @@ def describe_platform(platform: str) -> tuple[str, str]:
         return platform, platform
     client = xla_client.make_cpu_client(asynchronous=True, num_devices=1)
     return str(client.platform_version), str(client.local_devices()[0].device_kind)
+
+
+def compiler_version(client: Client) -> str:
+    """The build of a client's compiler. For TPU, what else its version says is of the devices."""
+    version = str(client.platform_version)
+    builds = [line for line in version.splitlines() if line.startswith("Built on ")]
+    return "\n".join(builds) if client.platform == "tpu" and builds else version
+
+
+def describe_hardware(devices: Sequence[Device]) -> str:
+    """Kind and places of devices, where code depends on them: in order, the coordinates of each in its torus.
+
+    Processors of kind cpu are described by their features (``compile_cache.cpu_features``).
+    """
+    if devices[0].platform == "cpu":
+        return ""
+    kinds = sorted({str(device.device_kind) for device in devices})
+    # A client of one slice may call it anything; what counts is which of them are the same.
+    numbers = {index: place for place, index in enumerate(dict.fromkeys(map(_slice_index, devices)))}
+    places = [
+        f"{numbers[_slice_index(device)]}:{list(device.coords)}/{device.core_on_chip}"
+        for device in devices
+        if hasattr(device, "coords")
+    ]
+    return "\n".join([*kinds, *places])
+
+
+def _slice_index(device: Device) -> int:
+    index = getattr(device, "slice_index", None)
+    return 0 if index is None else int(index)
 
 
 def leave(runtime: Any) -> None:
@@ -353,6 +395,15 @@ def compile_program(
         # With callbacks jaxlib takes a module only.
         return client.compile_and_load(_parse(program), devices, options, list(callbacks))
     return client.compile_and_load(program, devices, options)
+
+
+def compile_only(client: Client, program: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
+    """Compile StableHLO for devices that are only described (``describe_tpu``); the result cannot be launched.
+
+    Raises:
+        PjrtError: the program or an option is wrong, or does not fit. ValueError: it cannot be parsed.
+    """
+    return client.compile(_parse(program), devices, options)
 
 
 def load_program(
@@ -600,6 +651,18 @@ def _parse(program: bytes) -> Any:
         raise ValueError(f"not a StableHLO program: {failure}") from failure
 
 
+def program_name(program: bytes) -> str:
+    """What a StableHLO program is called, as its compiled module will be; empty if it has no name.
+
+    Raises:
+        ValueError: it cannot be parsed.
+    """
+    module = _parse(program)
+    with module.context:
+        attributes = module.operation.attributes
+        return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
 def global_outputs(program: bytes) -> list[tuple[Shape, DType]]:
     """Global shapes and types of a StableHLO program's outputs.
 
@@ -643,8 +706,15 @@ def output_memory_kinds(executable: Executable, num_outputs: int) -> tuple[str, 
 
 
 def fingerprint(executable: Executable) -> bytes:
-    """Equal for equal programs; empty if PJRT has none."""
-    return bytes(executable.fingerprint or b"")
+    """Equal for equal programs; empty if PJRT has none, as for what is not loaded."""
+    return bytes(getattr(executable, "fingerprint", None) or b"")
+
+
+def generated_code_bytes(executable: Executable) -> int:
+    """The size of its machine code."""
+    size = getattr(executable, "size_of_generated_code_in_bytes", None)
+    # What is not loaded says it among the rest.
+    return memory_stats(executable)["generated_code_size_in_bytes"] if size is None else int(size())
 
 
 def memory_stats(executable: Executable) -> dict[str, int]:
