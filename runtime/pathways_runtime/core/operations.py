@@ -150,6 +150,25 @@ class Poison(msgspec.Struct, frozen=True, array_like=True, tag=9):
     status: Status
 
 
+class CallFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Call a function of colocated Python, on each host of it, in the Python process there.
+
+    Counts as a transfer that every host of it sends: a host says that it has started when the call has ended there.
+
+    Attributes:
+        executable: a handle that every host of it has reported as loaded.
+        arguments: arrays in the function's order; a host may have no shards of one.
+        results: what it gives.
+        stream: calls of one stream are made one after another on each host; those of several may overlap.
+    """
+
+    op_id: OpId
+    executable: Handle
+    arguments: tuple[Handle, ...]
+    results: tuple[ShardedResult, ...]
+    stream: int
+
+
 class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """Begin to record what the host's executor does; told like an Await. A trace that the session has begun before is
     dropped.
@@ -215,6 +234,7 @@ Operation = (
     | Fetch
     | DeleteExecutable
     | Poison
+    | CallFunction
     | StartTrace
     | StopTrace
     | WriteArrays

@@ -8,6 +8,7 @@ from pathways_runtime.core.ids import Handle, HostIndex, RequestId, SessionId
 from pathways_runtime.core.session import (
     events,
     figures,
+    functions,
     hostbuffers,
     launches,
     lifetime,
@@ -50,6 +51,7 @@ HANDLERS: dict[type[requests.Request], Handler] = {
     requests.LoadedExecutableFetchExecuteResult: readback.fetch_execute_result,
     requests.Compile: programs.compile_program,
     plugin_programs.CompilePlugin: plugins.compile_plugin,
+    functions.CompileFunction: functions.compile_function,
     requests.LoadedExecutableMetadata: programs.metadata,
     requests.LoadedExecutableCostAnalysis: programs.cost_analysis,
     requests.LoadedExecutableHumanReadableProgramText: programs.program_text,

@@ -13,11 +13,18 @@ from pathways_runtime.core.topology import Topology
 
 
 class OutputSpec(msgspec.Struct, frozen=True, gc=False):
-    """What every execution of an executable returns at one position."""
+    """What every execution of an executable returns, or takes, at one position."""
 
     dtype: DType
     shape: Shape
     placement: Placement
+
+
+class Function(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a function of colocated Python: see ``core.session.functions``."""
+
+    name: str
+    inputs: tuple[OutputSpec, ...]
 
 
 class ExecutableRecord(msgspec.Struct):
@@ -32,6 +39,7 @@ class ExecutableRecord(msgspec.Struct):
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
         plugin: what it does, if it is no program of XLA's; nothing else of it is on workers then.
+        function: of colocated Python, if that is what it is.
     """
 
     program: bytes
@@ -46,6 +54,7 @@ class ExecutableRecord(msgspec.Struct):
     is_deleted: bool = False
     waiting: RequestId | None = None
     plugin: Plugin | None = None
+    function: Function | None = None
 
 
 class StandIn(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from pathways_runtime.core.ids import Handle, OpId, RequestId
 from pathways_runtime.core.operations import Launch
-from pathways_runtime.core.session import plugins, requests, responses
+from pathways_runtime.core.session import functions, plugins, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
 from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState
 from pathways_runtime.core.session.executables import ExecutableRecord
@@ -26,6 +26,8 @@ def execute(
     executable, compiled = state.executables.find_live(executable_handle)
     if executable.plugin is not None:
         return plugins.execute(state, request_id, request, executable)
+    if executable.function is not None:
+        return functions.execute(state, request, executable)
     args = request.args_handles
     if request.device_ids and request.device_ids != executable.devices:
         raise error(

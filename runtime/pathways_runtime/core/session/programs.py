@@ -31,7 +31,7 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
             state.executables.stand_ins[stand_in] = StandIn(handle, stand_in_hosts)
             state.out.append(CompileProgram(stand_in, request.program, request.options, substitutes))
             return
-    _load(state, handle, record)
+    load(state, handle, record)
 
 
 def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
@@ -74,7 +74,7 @@ def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: Prog
     _submit_delete(state, stand_in_handle, stand_in.hosts)
     _answer(state, stand_in.executable, record, event.program, event.failure)
     if stand_in.executable in table.records and state.placements.first_loss(record.hosts) is None:
-        _load(state, stand_in.executable, record)
+        load(state, stand_in.executable, record)
 
 
 def _answer(
@@ -89,7 +89,11 @@ def _answer(
     assert request_id is not None
     if program is not None:
         try:
-            record.outputs = _output_specs(state, record, program)
+            if record.function is None:
+                record.outputs = _output_specs(state, record, program)
+            else:
+                # What it is like is known already, and workers know no more of it.
+                program = CompiledProgram(record.function.name, b"", ())
         except StatusError as wrong:
             program, failure = None, wrong.status
     if program is None:
@@ -117,7 +121,8 @@ def _output_specs(state: SessionState, record: ExecutableRecord, program: Compil
     return tuple(specs)
 
 
-def _load(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
+def load(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
+    """Have all hosts of a program load it; ProgramCompiled answers."""
     record.loads_pending += 1
     state.out.append(CompileProgram(handle, record.program, record.options, record.devices))
 
@@ -144,7 +149,7 @@ def load_again(state: SessionState, host: HostIndex) -> None:
         if host not in record.hosts or record.is_deleted or state.placements.first_loss(record.hosts) is not None:
             continue
         if record.compiled is not None or record.loads_pending:
-            _load(state, handle, record)
+            load(state, handle, record)
 
 
 def delete(state: SessionState, _: RequestId, request: requests.LoadedExecutableDelete) -> responses.Response:

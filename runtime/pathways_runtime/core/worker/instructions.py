@@ -9,7 +9,7 @@ from pathways_runtime.core.operations import ShardedResult
 from pathways_runtime.core.sharding import Box
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.stored import StoredArray, TileIndex
-from pathways_runtime.core.worker.arrays import LocalArray, ShardRef
+from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 from pathways_runtime.core.worker.launches import PendingLaunch
 
 
@@ -57,6 +57,37 @@ class ShareShards(Instruction, frozen=True):
     array: LocalArray
     result: ShardedResult
     sources: tuple[ShardRef, ...]
+
+
+class MakeCall(Instruction, frozen=True):
+    """Call a function in the session's Python process; answer with CallReturned, and ReadTaken for every argument that
+    has shards here. Calls of one stream are made one after another, in the order of these instructions.
+
+    Attributes:
+        arguments: None for one without shards here.
+        results: the arrays that it brings about, with what they are like.
+    """
+
+    session: SessionId
+    op_id: OpId
+    program: Program
+    stream: int
+    arguments: tuple[LocalArray | None, ...]
+    results: tuple[tuple[LocalArray, ShardedResult], ...]
+
+
+class CountCall(Instruction, frozen=True):
+    """Tell the controller that a call is over here."""
+
+    session: SessionId
+    op_id: OpId
+
+
+class ForgetFunction(Instruction, frozen=True):
+    """The session's Python process needs a function no more. Later calls begin when it has let go of it."""
+
+    session: SessionId
+    program: Program
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Session
 from pathways_runtime.core.operations import (
     Alias,
     Await,
+    CallFunction,
     Delete,
     DeleteExecutable,
     Fetch,
@@ -38,10 +39,12 @@ from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.stored import writers
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure
+from pathways_runtime.core.worker.calls import Calls
 from pathways_runtime.core.worker.events import (
     ArrayFailed,
     ArrayMade,
     BufferArrived,
+    CallReturned,
     Event,
     LaunchEnqueued,
     LaunchFailed,
@@ -106,6 +109,7 @@ class WorkerCore:
         self.launches: deque[PendingLaunch] = deque()
         #: The one that the shell is enqueuing.
         self.enqueuing: PendingLaunch | None = None
+        self._calls = Calls(name, self._fail, self._settled)
         self._on_event: dict[type[Event], Callable[[Any, Instructions], None]] = {
             SessionOpened: self._session_opened,
             SessionClosed: self._session_closed,
@@ -118,6 +122,7 @@ class WorkerCore:
             ArrayMade: self._array_made,
             ArrayFailed: self._array_failed,
             ReadTaken: self._read_taken,
+            CallReturned: self._calls.returned,
         }
         self._on_operation: dict[type[Any], Callable[[Session, Any, int, Instructions], None]] = {
             Launch: self._launch,
@@ -132,6 +137,7 @@ class WorkerCore:
             StartTrace: self._start_trace,
             StopTrace: self._stop_trace,
             WriteArrays: self._write_arrays,
+            CallFunction: self._call_function,
             ReadArrays: self._read_arrays,
         }
 
@@ -447,8 +453,18 @@ class WorkerCore:
         source.array.num_readers += 1
         out.append(SendValue(waiting.session.id, operation.wait_id, source))
 
-    def _delete_executable(self, session: Session, operation: DeleteExecutable, _: int, __: Instructions) -> None:
-        session.programs.pop(operation.executable, None)
+    def _delete_executable(self, session: Session, operation: DeleteExecutable, _: int, out: Instructions) -> None:
+        program = session.programs.pop(operation.executable, None)
+        if program is not None and program.is_function:
+            self._calls.forget(session, program, out)
+
+    def _call_function(self, session: Session, operation: CallFunction, now_ns: int, out: Instructions) -> None:
+        results = [
+            (self._add_array(session, result, places), result)
+            for result in operation.results
+            if (places := self._places_here(result.devices))
+        ]
+        self._when_settled(self._calls.receive(session, operation, results, now_ns), out)
 
     def _poison(self, session: Session, operation: Poison, now_ns: int, out: Instructions) -> None:
         poisoned = set()
@@ -594,6 +610,8 @@ class WorkerCore:
                 self._send(waiting, out)
             case WriteArrays():
                 self._store(waiting, out)
+            case CallFunction(stream=stream):
+                self._calls.begin(waiting.session, stream, out)
 
     # Reports
 
