@@ -50,9 +50,9 @@ def compile_command(
 ) -> None:
     """Compile what PROGRAM compiles, for devices that need not exist, and say what memory it takes.
 
-    PROGRAM runs as ever, but nothing is executed: what it reads from devices is zeros. With --compile-cache, later runs
-    find the compiled programs. The report goes to stderr. Exit code: that of PROGRAM; 1 if it ended well and something
-    did not compile.
+    PROGRAM runs as ever, but nothing is executed: what it computes on devices reads as zeros. With --compile-cache,
+    later runs find the compiled programs. The report goes to stderr. Exit code: that of PROGRAM; 1 if it ended well and
+    something did not compile.
 
     \b
     Example:

@@ -1,10 +1,10 @@
 """What ``slurm-pathways compile`` does."""
 
-import importlib.util
 import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from pathways_runtime.worker.aot import targets
@@ -66,7 +66,7 @@ def compile_program(
         target = targets.parse(topology)
     except targets.TargetError as failure:
         raise ConfigurationError(f"--topology {failure}") from failure
-    if target.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+    if target.platform == "tpu" and find_spec("libtpu") is None:
         raise ConfigurationError(
             f"--topology {topology}: the compiler for TPU is not installed here: pip install 'slurm-pathways[tpu]'"
         )

@@ -75,6 +75,7 @@ class CompileReport:
             "generated_code_bytes": fields["generated_code_bytes"],
             "flops": fields["flops"],
             "bytes_accessed": fields["bytes_accessed"],
+            "estimated_s": fields["estimated_s"],
             "launches": 0,
         }
         self._programs.setdefault(str(fields["key"]), row)
@@ -107,14 +108,14 @@ class CompileReport:
             title = "memory of one device, and what one execution of it costs there:"
             lines.append(table(title, [_row(program) for program in programs], _COLUMNS))
         lines += [_failure(failed) for failed in self._failed]
-        lines.append("nothing was executed: what the program read from devices were zeros")
+        lines.append("nothing was executed: what the program computed on devices read as zeros")
         if self.was_idle:
             lines.append("the program was ended because it compiled nothing new any more")
         if self._cache is None:
             lines.append("nothing of it is kept: --compile-cache DIR would keep it for later runs")
         else:
             num_found = sum(program["is_from_cache"] for program in programs)
-            lines.append(f"the compile cache is {self._cache}; {num_found} of them were there already")
+            lines.append(f"the compile cache is {self._cache}; {num_found} of {len(programs)} were there already")
         return "\n".join(lines)
 
 

@@ -44,6 +44,7 @@ def spec_for(target: Target, num_slices: int, idle_launches: int, settings: Mapp
         platform=target.platform,
         topology=target.name,
         idle_launches=idle_launches,
+        job_comment=False,
         **settings,  # type: ignore[arg-type]
     )
 

@@ -63,9 +63,6 @@ class AbstractSession:
 
     Args:
         host_of: a device's host.
-
-    Attributes:
-        last_launched: the executable of the last launch.
     """
 
     def __init__(self, host_of: Callable[[DeviceId], HostIndex]) -> None:
@@ -74,7 +71,6 @@ class AbstractSession:
         self._outputs: dict[Handle, tuple[tuple[Shape, DType], ...]] = {}
         #: Of host buffers that are not here yet, or that no MakeArrays has named yet.
         self._cells: dict[tuple[HostIndex, OpId, int], _Cell] = {}
-        self.last_launched = Handle(0)
         self._perform: dict[type[ops.Operation], Callable[..., Sequence[Answer]]] = {
             ops.Launch: self._launch,
             ops.MakeArrays: self._make_arrays,
@@ -85,6 +81,10 @@ class AbstractSession:
             ops.Await: self._await,
             ops.Fetch: self._fetch,
         }
+
+    def num_kept_apart(self) -> int:
+        """Host buffers that no array has taken yet, or that an array waits for."""
+        return len(self._cells)
 
     def add_program(self, executable: Handle, outputs: Sequence[tuple[Shape, DType]]) -> None:
         """A program is loaded. ``outputs``: shape and type of one device's shards."""
@@ -112,7 +112,6 @@ class AbstractSession:
         return [value._replace(contents=cell.contents) for value in waiting]
 
     def _launch(self, launch: ops.Launch, _: Sequence[HostIndex]) -> Sequence[Answer]:
-        self.last_launched = launch.executable
         for handle, (shape, dtype) in zip(launch.results, self._outputs[launch.executable], strict=True):
             self._arrays[handle] = _Array(shape, dtype)
         return ()
@@ -176,10 +175,20 @@ class AbstractSession:
         return [value]
 
     def _refuse(self, operation: ops.Operation, hosts: Sequence[HostIndex]) -> Sequence[Answer]:
-        """What reads or writes contents elsewhere than in the client: whoever waits for it is told."""
+        """What reads or writes contents elsewhere than in the client: whoever waits for it is told; results are zeros.
+
+        Raises:
+            TypeError: nobody waits for it, and it makes nothing that is known here.
+        """
         name = type(operation).__name__
-        wait_id = getattr(operation, "wait_id", None)
-        if wait_id is None:
+        wait_id: WaitId | None = getattr(operation, "wait_id", None)
+        results = getattr(operation, "results", ())
+        made = [result for result in results if isinstance(result, ops.ShardedResult)]
+        if len(made) != len(results) or (wait_id is None and not made):
             raise TypeError(f"a runtime that only compiles does not know {name}")
+        for result in made:
+            self._arrays[result.handle] = _Array(result.shape, result.dtype)
+        if wait_id is None:
+            return ()
         failure = Status(Code.UNIMPLEMENTED, f"{name}: this runtime only compiles, and has no contents of arrays")
         return [Ready(host, wait_id, failure) for host in hosts]

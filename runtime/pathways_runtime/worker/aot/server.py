@@ -15,7 +15,7 @@ import msgspec
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId, WorkerId
-from pathways_runtime.core.operations import Operation
+from pathways_runtime.core.operations import Launch, Operation
 from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Frame, FrameCodec
 from pathways_runtime.transport.lifeline import EventWriter
@@ -75,6 +75,7 @@ class Ledger:
                 "generated_code_bytes": metadata.generated_code_bytes,
                 "flops": metadata.cost_analysis.get("flops"),
                 "bytes_accessed": metadata.cost_analysis.get("bytes accessed"),
+                "estimated_s": metadata.cost_analysis.get("optimal_seconds"),
             }
         self._events.write("compiled", **fields)
 
@@ -278,8 +279,8 @@ class Server:
         operation = self._decoder.decode(submit.body)
         hosts = submit.hosts or peer.host_sets.get(submit.host_set, ())
         session.answer(session.arrays.perform(operation, hosts))
-        if submit.is_launch:
-            self._ledger.launched(session.keys[session.arrays.last_launched])
+        if isinstance(operation, Launch):
+            self._ledger.launched(session.keys[operation.executable])
         session.control.send(msg.Dispatched(session.id, 1))
 
     async def _compile(self, session: _Session, message: msg.CompileProgram) -> None:
