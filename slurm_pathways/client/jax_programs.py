@@ -6,9 +6,10 @@ clients are passed on as they are.
 """
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from pathways_runtime.wire.callbacks import ATTRIBUTE, Functions, callbacks_attribute
 from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy, own_cpu_device
 
 #: Marks what was replaced already, so that a second call changes nothing.
@@ -16,8 +17,21 @@ _MARK = "_slurm_pathways_original"
 
 #: A Python function that a program calls, as JAX lowers it: takes and gives arrays, after a token where there is one.
 HostCallback = Callable[..., Sequence[Any]]
-#: ``(functions) -> attributes``: takes functions in, and gives what a module with them must say: ``prepare_programs``.
-TakeCallbacks = Callable[[Sequence[HostCallback]], Mapping[str, str | Sequence[int]]]
+
+
+class TakenCallbacks(NamedTuple):
+    """Functions that can be called from the runtime.
+
+    Attributes:
+        functions: how they are called there.
+        forget: to be called if no program with them came into being.
+    """
+
+    functions: Functions
+    forget: Callable[[], None]
+
+
+TakeCallbacks = Callable[[Sequence[HostCallback]], TakenCallbacks]
 
 
 def prepare_programs(take: TakeCallbacks) -> None:
@@ -48,15 +62,18 @@ def prepare_programs(take: TakeCallbacks) -> None:
             return original(backend, module, executable_devices, options, host_callbacks)
         must_give = bool(host_callbacks) and not _main(module).type.results
         module = _without_tokens(module, must_give)
-        if host_callbacks:
-            with module.context:
-                for name, value in take(host_callbacks).items():
-                    module.operation.attributes[name] = (
-                        ir.StringAttr.get(value) if isinstance(value, str) else ir.DenseI64ArrayAttr.get(list(value))
-                    )
+        if not host_callbacks:
+            return original(backend, module, executable_devices, options, ())
         if must_give:
             options.executable_build_options.allow_spmd_sharding_propagation_to_output = [False]
-        executable = original(backend, module, executable_devices, options, ())
+        taken = take(host_callbacks)
+        with module.context:
+            module.operation.attributes[ATTRIBUTE] = ir.StringAttr.get(callbacks_attribute(taken.functions))
+        try:
+            executable = original(backend, module, executable_devices, options, ())
+        except BaseException:
+            taken.forget()
+            raise
         return _WithoutOutputs(executable) if must_give else executable
 
     setattr(backend_compile_and_load, _MARK, original)

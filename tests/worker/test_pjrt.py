@@ -17,6 +17,7 @@ import pytest
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.wire.callbacks import Functions
 from pathways_runtime.worker import buffers, callbacks, pjrt
 
 F32 = np.dtype(np.float32)
@@ -355,7 +356,7 @@ def test_memory_is_given_back(devices: list[Any]) -> None:
 
 
 CALLING = b"""
-module @calling attributes {slurm_pathways.callback_client = "me", slurm_pathways.callback_numbers = array<i64: 7, 4>} {
+module @calling attributes {slurm_pathways.callbacks = "slurm_pathways.callbacks=c0de:7+2"} {
   func.func public @main(%x: tensor<2xf32> {mhlo.sharding = "{replicated}"}) -> tensor<2xf32> {
     %y = stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {
       api_version = 4 : i32, backend_config = {index = 0 : ui64}, has_side_effect = true
@@ -382,11 +383,12 @@ def run_on_first(devices: list[Any], executable: Any, *arguments: np.ndarray) ->
 def test_callbacks_are_known_by_what_the_client_says() -> None:
     calling = pjrt.calling_program(CALLING)
     assert calling is not None
-    assert (calling.client, calling.numbers) == ("me", (7, 4))
+    assert calling.functions == Functions("c0de", (7, 8))
+    assert pjrt.calling_program(pjrt.as_bytecode(CALLING)) == calling
     assert pjrt.calling_program(calling.program) is None
     with pytest.raises(ValueError, match=r"use jax\.pure_callback"):
         pjrt.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
-    another = pjrt.calling_program(CALLING.replace(b'"me"', b'"you"').replace(b"7, 4", b"1, 2"))
+    another = pjrt.calling_program(CALLING.replace(b"c0de:7", b"b0a:11"))
     assert another is not None
     assert pjrt.without_locations(another.program) == pjrt.without_locations(calling.program)
 

@@ -32,7 +32,7 @@ class ProxyBackend:
 
     Args:
         controller, session_links: what sessions send through; started by the caller.
-        callbacks: told what is gone.
+        callbacks: told which programs have them, and what is gone.
         folders: where what clients name lies.
     """
 
@@ -82,7 +82,9 @@ class ProxyBackend:
         attributes = decode_attributes(proto.initialization_data)
         name, pid = attributes.get("client_name"), attributes.get("client_pid")
         client = name.decode(errors="replace") if isinstance(name, bytes) else peer
-        session = SessionServer(connection, self._controller, self._links, self._over, client, self._folders)
+        session = SessionServer(
+            connection, self._controller, self._links, self._callbacks, self._over, client, self._folders
+        )
         self._attaching.append(session)
         self._controller.send(messages.Attach(client, pid if isinstance(pid, int) else 0, self._links.address))
         return session

@@ -31,7 +31,7 @@ from jaxlib.mlir.passmanager import PassManager
 from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.wire.callbacks import CLIENT_ATTRIBUTE, NUMBERS_ATTRIBUTE
+from pathways_runtime.wire.callbacks import ATTRIBUTE, Functions, find_functions
 
 try:
     # From jaxlib 0.10.2 on, XLA's own values are in a library of their own.
@@ -568,13 +568,11 @@ class CallingProgram(NamedTuple):
 
     Attributes:
         program: MLIR bytecode, the same for all clients.
-        client: whose functions they are.
-        numbers: of the functions, at that client.
+        functions: what it calls.
     """
 
     program: bytes
-    client: str
-    numbers: tuple[int, ...]
+    functions: Functions
 
 
 #: The custom calls of ``jax.experimental.buffer_callback``.
@@ -587,7 +585,8 @@ def calling_program(program: bytes) -> CallingProgram | None:
     Raises:
         ValueError: it cannot be parsed, or its callbacks want the devices' memory.
     """
-    if CLIENT_ATTRIBUTE.encode() not in program:
+    functions = find_functions(program)
+    if functions is None:
         return None
     if _BUFFER_CALLBACK in program:
         raise ValueError(
@@ -596,12 +595,8 @@ def calling_program(program: bytes) -> CallingProgram | None:
         )
     module = _parse(program)
     with module.context:
-        attributes = module.operation.attributes
-        client = ir.StringAttr(attributes[CLIENT_ATTRIBUTE]).value
-        numbers = tuple(map(int, ir.DenseI64ArrayAttr(attributes[NUMBERS_ATTRIBUTE])))
-        del attributes[CLIENT_ATTRIBUTE]
-        del attributes[NUMBERS_ATTRIBUTE]
-    return CallingProgram(_bytecode(module), client, numbers)
+        del module.operation.attributes[ATTRIBUTE]
+    return CallingProgram(_bytecode(module), functions)
 
 
 def with_one_more_parameter(program: bytes, shape: Shape, dtype: np.dtype[Any]) -> bytes:

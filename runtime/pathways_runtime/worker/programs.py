@@ -184,7 +184,7 @@ def prepare(
     forwarders: Sequence[callbacks.Forwarder] = ()
     if calling is not None:
         program = calling.program
-        forwarders = callbacks.forwarders(call, calling.client, calling.numbers)
+        forwarders = callbacks.forwarders(call, *calling.functions)
     is_gated = calling is not None and world.needs_gate(devices)
     if is_gated:
         program = pjrt.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
