@@ -18,7 +18,7 @@ import pytest
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.wire.callbacks import Functions
-from pathways_runtime.worker import buffers, callbacks, pjrt
+from pathways_runtime.worker import buffers, callbacks, mlir, pjrt
 
 F32 = np.dtype(np.float32)
 #: They need other processes, libtpu or an accelerator; test_executor_hosts.py has the first, tests/tpu_compile others.
@@ -273,7 +273,7 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
         [((2,), DType.F32), ((3,), DType.S32)],
         [((2,), DType.F32), ((3,), DType.BF16)],
     )
-    assert pjrt.global_outputs(program.artifact) == [((4,), DType.F32), ((3,), DType.BF16)]
+    assert mlir.global_outputs(program.artifact) == [((4,), DType.F32), ((3,), DType.BF16)]
     assert len(pjrt.sharding_protos(executable.get_parameter_shardings()) or ()) == 2
     assert len(pjrt.sharding_protos(executable.get_output_shardings()) or ()) == 2
     assert pjrt.sharding_protos(None) is None
@@ -284,7 +284,7 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
     assert pjrt.memory_stats(executable)["argument_size_in_bytes"] == 2 * 4 + 3 * 4
     assert pjrt.cost_analysis(executable)["flops"] > 0
     assert pjrt.generated_code_bytes(executable) == executable.size_of_generated_code_in_bytes()
-    assert pjrt.program_name(program.artifact) == module.name
+    assert mlir.program_name(program.artifact) == module.name
 
 
 def test_the_assignment_of_devices(program: Program, devices: list[Any]) -> None:
@@ -301,17 +301,17 @@ def test_programs_that_differ_in_locations_only(lower: Callable[..., Any], shard
     other, _ = lower(lambda x: x * 2, argument, devices=[0, 1])
     third, _ = lower(lambda x: x * 3, argument, devices=[0, 1])
     assert one != other
-    assert pjrt.without_locations(one) == pjrt.without_locations(other)
-    assert pjrt.without_locations(one) != pjrt.without_locations(third)
+    assert mlir.without_locations(one) == mlir.without_locations(other)
+    assert mlir.without_locations(one) != mlir.without_locations(third)
     with pytest.raises(ValueError, match="not a StableHLO program"):
-        pjrt.without_locations(b"nothing")
+        mlir.without_locations(b"nothing")
 
 
 def test_every_type_of_programs_is_known(lower: Callable[..., Any], sharded: Callable[..., Any]) -> None:
     for kind in (DType.PRED, DType.S8, DType.U4, DType.F8E5M2, DType.C64, DType.F64, DType.U64, DType.F4E2M1FN):
         dtype = pjrt.dtype_of(kind)
         artifact, _ = lower(lambda x: x[::-1], sharded((4,), dtype, 2, "x"), devices=[0, 1])
-        assert pjrt.global_outputs(artifact) == [((4,), kind)]
+        assert mlir.global_outputs(artifact) == [((4,), kind)]
 
 
 def test_a_program_that_is_none(client: Any, program: Program) -> None:
@@ -381,21 +381,21 @@ def run_on_first(devices: list[Any], executable: Any, *arguments: np.ndarray) ->
 
 
 def test_callbacks_are_known_by_what_the_client_says() -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
     assert calling.functions == Functions("c0de", (7, 8))
-    assert pjrt.calling_program(pjrt.as_bytecode(CALLING)) == calling
-    assert pjrt.calling_program(calling.program) is None
+    assert mlir.calling_program(mlir.as_bytecode(CALLING)) == calling
+    assert mlir.calling_program(calling.program) is None
     with pytest.raises(ValueError, match=r"use jax\.pure_callback"):
-        pjrt.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
-    another = pjrt.calling_program(CALLING.replace(b"c0de:7", b"b0a:11"))
+        mlir.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
+    another = mlir.calling_program(CALLING.replace(b"c0de:7", b"b0a:11"))
     assert another is not None
-    assert pjrt.without_locations(another.program) == pjrt.without_locations(calling.program)
+    assert mlir.without_locations(another.program) == mlir.without_locations(calling.program)
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True], ids=["compiled", "loaded"])
 def test_callbacks_are_called_in_order_of_their_index(client: Any, devices: list[Any], is_reloaded: bool) -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
     told: list[Any] = []
     functions = [lambda x: (x * 2,), lambda y: told.append(y.tolist()) or ()]
@@ -408,9 +408,9 @@ def test_callbacks_are_called_in_order_of_their_index(client: Any, devices: list
 
 
 def test_a_parameter_more_is_not_used(client: Any, devices: list[Any]) -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
-    program = pjrt.with_one_more_parameter(calling.program, (2,), F32)
+    program = mlir.with_one_more_parameter(calling.program, (2,), F32)
     options = pjrt.single_device_options(devices[0])
     pjrt.allow_one_more_parameter(options)
     functions = [lambda x: (x + 1,), lambda y: ()]
@@ -421,7 +421,7 @@ def test_a_parameter_more_is_not_used(client: Any, devices: list[Any]) -> None:
 
 
 def test_a_failed_callback_has_the_text_of_the_client(client: Any, devices: list[Any]) -> None:
-    calling = pjrt.calling_program(pjrt.as_bytecode(CALLING))
+    calling = mlir.calling_program(mlir.as_bytecode(CALLING))
     assert calling is not None
     options = pjrt.single_device_options(devices[0])
     for told, want in (

@@ -14,7 +14,7 @@ from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
-from pathways_runtime.worker import callbacks, gates, pjrt, protobuf, threads
+from pathways_runtime.worker import callbacks, gates, mlir, pjrt, protobuf, threads
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
 from pathways_runtime.worker.shards import Shards
 from pathways_runtime.worker.worlds import Placement, World
@@ -95,7 +95,9 @@ class LoadedProgram:
     def copied(self, array: pjrt.Array, original: Placement) -> pjrt.Array:
         """A copy of an argument that the program may take over."""
         placement = self.world.placement(self.devices, original.memory_kind)
-        return pjrt.copy(array, placement.device_list, placement.sharding)
+        # What a program that spans hosts gave is an array over the devices of all of them to PJRT.
+        local = pjrt.join(pjrt.shards(array), placement.sharding)
+        return pjrt.copy(local, placement.device_list, placement.sharding)
 
     def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
         """Enqueue one execution; see ``pjrt.execute``."""
@@ -180,14 +182,14 @@ def prepare(
         ValueError: the program or the options are not what they should be.
     """
     settings = worker_options(options, world, devices)
-    calling = pjrt.calling_program(program)
+    calling = mlir.calling_program(program)
     forwarders: Sequence[callbacks.Forwarder] = ()
     if calling is not None:
         program = calling.program
         forwarders = callbacks.forwarders(call, *calling.functions)
     is_gated = calling is not None and world.needs_gate(devices)
     if is_gated:
-        program = pjrt.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
+        program = mlir.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
         pjrt.allow_one_more_parameter(settings)
     rows = assignment(options, devices)
     flat = [device for row in rows for device in row]
@@ -195,7 +197,7 @@ def prepare(
     # PJRT's ids depend on how many processes share the devices. An executable does not, nor should its name.
     pjrt.set_assignment(settings, [[world.number(device) for device in row] for row in rows])
     key = cache_key(
-        pjrt.without_locations(program),
+        mlir.without_locations(program),
         settings.SerializeAsString(),
         _environment(pjrt.compiler_version(world.client), world.client.platform == "cpu"),
         world.hardware(flat),
@@ -284,7 +286,7 @@ def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters:
     module = pjrt.optimized_module(executable)
     serialized = pjrt.module_bytes(module)
     signature = pjrt.signature(serialized)
-    outputs = pjrt.global_outputs(program)
+    outputs = mlir.global_outputs(program)
     donated = donated_parameters(serialized)
     kinds = pjrt.output_memory_kinds(executable, len(outputs))
     shardings = executable.get_parameter_shardings()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pathways_runtime.core.ids import DeviceId, WorldId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.worker import pjrt, programs
+from pathways_runtime.worker import mlir, pjrt, programs
 from pathways_runtime.worker.aot.targets import Target
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram
 from pathways_runtime.worker.worlds import World
@@ -65,7 +65,7 @@ class Compiler:
         started_s = time.monotonic()
         name, key, compiled, failure, is_from_cache = "", "", None, None, False
         try:
-            name = pjrt.program_name(program)
+            name = mlir.program_name(program)
             world = self._world(self.topology.slices_of(devices))
             prepared = programs.prepare(world, devices, program, options)
             key = prepared.key
