@@ -2,6 +2,7 @@
 # make test    set everything up, then lint, type checks, layer checks and tests, against the built wheel
 # make lint    the first three of these
 # make test-matrix    tests that another jax or Python may break, on every version of slurm_pathways/supported.py
+# make test-tpu-compile    programs compiled for TPU by libtpu (500 MB, in .venv-tpu), on any machine
 # make bench   the benchmarks (quiet machine, minutes)
 # make clean   remove what these made
 #
@@ -20,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
 SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
 
-.PHONY: help demo compiler packages test test-matrix lint bench clean wheel always
+.PHONY: help demo compiler packages test test-matrix test-tpu-compile tpu-tests lint bench clean wheel always
 # The compiler comes before the wheel.
 .NOTPARALLEL:
 
@@ -81,8 +82,15 @@ test: compiler lint packages
 test-matrix: $(STAMPS)/wheel
 	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
 
+# In a virtual environment of its own, so that others do without libtpu.
+test-tpu-compile:
+	$(MAKE) VENV=$(VENV)-tpu tpu-tests
+
+tpu-tests: $(STAMPS)/installed-test-tpu-$(DEPENDENCIES)
+	$(VENV)/bin/pytest tests/tpu_compile $(PYTEST_ARGS)
+
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist slurm_pathways.egg-info runtime/pathways_runtime/worker/_private_sockets.abi3.so
+	rm -rf $(VENV) $(VENV)-tpu build dist slurm_pathways.egg-info runtime/pathways_runtime/worker/_private_sockets.abi3.so
