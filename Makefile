@@ -2,6 +2,7 @@
 # make test    set everything up, then lint, type checks, layer checks and tests, against the built wheel
 # make lint    the first three of these
 # make test-matrix    tests that another jax or Python may break, on every version of slurm_pathways/supported.py
+# make test-tpu-compile    programs compiled for TPU by libtpu (500 MB, in .venv-tpu), on any machine
 # make bench   the benchmarks (quiet machine, minutes)
 # make clean   remove what these made
 #
@@ -20,7 +21,9 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
 SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
 
-.PHONY: help demo packages test test-matrix lint bench clean wheel
+.PHONY: help demo compiler packages test test-matrix test-tpu-compile tpu-tests lint bench clean wheel always
+# The compiler comes before the wheel.
+.NOTPARALLEL:
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -33,8 +36,14 @@ $(STAMPS)/build-tools-$(DEPENDENCIES): | $(VENV)/bin/python
 	$(PIP) install 'setuptools>=77' 'build>=1.2'
 	@touch $@
 
+# Whether programs can be compiled here: the wheel has a part in C, and goes without where they cannot.
+$(STAMPS)/compiles: always
+	@mkdir -p $(STAMPS)
+	@compiles=$$(echo '#include <sys/socket.h>' | $(CC) -E - >/dev/null 2>&1 && echo yes || echo no); \
+	    [ "$$(cat $@ 2>/dev/null)" = "$$compiles" ] || echo "$$compiles" > $@
+
 # The sdist is built from the tree and the wheel from the sdist, so a file that either lacks is missed by the tests.
-$(STAMPS)/wheel: pyproject.toml setup.cfg README.md LICENSE $(SOURCES) | $(STAMPS)/build-tools-$(DEPENDENCIES)
+$(STAMPS)/wheel: pyproject.toml setup.cfg setup.py README.md LICENSE $(SOURCES) $(STAMPS)/compiles | $(STAMPS)/build-tools-$(DEPENDENCIES)
 	@rm -rf $(VENV)/dist
 	$(VENV)/bin/python -m build --no-isolation --outdir $(VENV)/dist . > $(VENV)/build.log 2>&1 \
 	    || { tail -n 30 $(VENV)/build.log; exit 1; }
@@ -59,19 +68,29 @@ lint: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# What the tests of the Slurm side need: the sandbox's daemons, and a compiler with Slurm's headers for the plugin.
+compiler:
+	@.ci/debian-packages gcc libc6-dev
+
+# What the tests of the Slurm side need: the sandbox's daemons, and Slurm's headers for the plugin.
 packages: $(STAMPS)/installed-test-$(DEPENDENCIES)
-	@.ci/debian-packages $$($(VENV)/bin/slurm-pathways sandbox packages) gcc libc6-dev libslurm-dev
+	@.ci/debian-packages $$($(VENV)/bin/slurm-pathways sandbox packages) libslurm-dev
 
 # The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
-test: lint packages
+test: compiler lint packages
 	$(VENV)/bin/pytest --wheel=$(VENV)/dist $(PYTEST_ARGS)
 
 test-matrix: $(STAMPS)/wheel
 	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
 
+# In a virtual environment of its own, so that others do without libtpu.
+test-tpu-compile:
+	$(MAKE) VENV=$(VENV)-tpu tpu-tests
+
+tpu-tests: $(STAMPS)/installed-test-tpu-$(DEPENDENCIES)
+	$(VENV)/bin/pytest tests/tpu_compile $(PYTEST_ARGS)
+
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist slurm_pathways.egg-info
+	rm -rf $(VENV) $(VENV)-tpu build dist slurm_pathways.egg-info runtime/pathways_runtime/worker/_private_sockets.abi3.so

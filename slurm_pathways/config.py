@@ -24,6 +24,8 @@ RUNS_VARIABLE = "SLURM_PATHWAYS_RUNS"
 RUN_DIR_VARIABLE = "SLURM_PATHWAYS_RUN_DIR"
 #: Where records of runs are kept, for ``report``.
 RECORDS_VARIABLE = "SLURM_PATHWAYS_RECORDS"
+#: Set for the program of ``compile``: what it is compiled for. Nothing is executed then.
+COMPILE_TOPOLOGY_VARIABLE = "SLURM_PATHWAYS_COMPILE_TOPOLOGY"
 #: What ``--config`` says when it is not given.
 CONFIG_VARIABLE = "SLURM_PATHWAYS_CONFIG"
 
@@ -33,6 +35,7 @@ OTHER_VARIABLES: dict[str, str] = {
     RUN_DIR_VARIABLE: "set by `run` for the program: the run folder, which `status` reads",
     RECORDS_VARIABLE: "folder in which a record of each run is kept, for `report`; `none` keeps none",
     CONFIG_VARIABLE: "YAML file with settings, like --config",
+    COMPILE_TOPOLOGY_VARIABLE: "set by `compile` for the program: the topology that it is compiled for",
     "SLURM_PATHWAYS_CONNECT_TIMEOUT_S": "how long the program tries to connect to its proxy, in seconds",
 }
 #: Variables of the project's own tests, which slow processes down at chosen places.
@@ -186,6 +189,7 @@ class RuntimeSpec:
     force_sockets: bool = False
     keep_logs: bool = False
     log_dir: Path | None = None
+    gs_directory: Path | None = None
     job_comment: bool = True
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
@@ -258,6 +262,12 @@ SETTINGS: tuple[Setting, ...] = (
         "log_dir",
         Kind.FOLDER,
         "Write logs here, one per process and host, and keep them. Default: in the run folder, gone with it.",
+    ),
+    Setting(
+        "gs_directory",
+        "gs_directory",
+        Kind.FOLDER,
+        "Where `gs://bucket/path` lies, `DIR/bucket/path`: for traces and arrays that the hosts write and read.",
     ),
     Setting("job_comment", "job_comment", Kind.FLAG, "In Slurm, say in the job's comment how the run is going."),
     Setting("startup_timeout_s", "startup_timeout_s", Kind.SECONDS, "How long the runtime may take to start.", 1, 3600),

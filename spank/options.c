@@ -19,6 +19,7 @@ const struct pathways_key pathways_keys[] = {
 	{"relay-fanout", VARIABLE("RELAY_FANOUT"), PATHWAYS_COUNT, 2, 65536},
 	{"keep-logs", VARIABLE("KEEP_LOGS"), PATHWAYS_FLAG, 0, 0},
 	{"log-dir", VARIABLE("LOG_DIR"), PATHWAYS_TEXT, 0, 0},
+	{"gs-directory", VARIABLE("GS_DIRECTORY"), PATHWAYS_TEXT, 0, 0},
 	{"job-comment", VARIABLE("JOB_COMMENT"), PATHWAYS_FLAG, 0, 0},
 	{"startup-timeout-s", VARIABLE("STARTUP_TIMEOUT_S"), PATHWAYS_SECONDS, 1, 86400},
 	{"failure-grace-s", VARIABLE("FAILURE_GRACE_S"), PATHWAYS_SECONDS, 0, 86400},

@@ -1,7 +1,7 @@
 """Options that several commands have: one for each setting of a run, and the file of settings."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,19 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:
     """An option for each setting, and ``--config``. Values stay text: ``config`` parses them, as those from other
     places."""
+    return some_setting_options(SETTINGS)(command)
+
+
+def some_setting_options(settings: Sequence[Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for some settings."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        return _with_settings(command, settings)
+
+    return add
+
+
+def _with_settings(command: Callable[..., None], settings: Sequence[Setting]) -> Callable[..., None]:
     command = click.option(
         "--config",
         "config_path",
@@ -22,7 +35,7 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="FILE",
         help="YAML file with settings: the options' names with underscores. [SLURM_PATHWAYS_CONFIG]",
     )(command)
-    for setting in reversed(SETTINGS):
+    for setting in reversed(settings):
         command = _option(setting)(command)
     return command
 

@@ -5,6 +5,7 @@ waits for what is under way.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -22,17 +23,17 @@ from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
 from pathways_runtime.wire.callbacks import (
     CALLBACKS_VERSION,
-    CLIENT_ATTRIBUTE,
-    NUMBERS_ATTRIBUTE,
     AnyCallbackMessage,
     CallbackCall,
     CallbackResult,
     CallbacksHello,
+    CallbacksUnused,
+    Functions,
     callbacks_address,
     pack,
     unpack,
 )
-from slurm_pathways.client.jax_adapter import HostCallback
+from slurm_pathways.client.jax_programs import HostCallback, TakenCallbacks
 
 _logger = logging.getLogger(__name__)
 
@@ -56,40 +57,30 @@ class Callbacks:
     def __init__(self, target: Callable[[], str]) -> None:
         self._target = target
         self._lock = threading.Lock()
-        self._functions: list[HostCallback] = []
-        self._numbers: dict[int, int] = {}
         self._connection: _Connection | None = None
 
-    def attributes(self, functions: Sequence[HostCallback]) -> dict[str, str | list[int]]:
-        """Take functions in. They are kept as long as the process.
-
-        Returns:
-            The attributes of a module with these callbacks.
+    def take(self, functions: Sequence[HostCallback]) -> TakenCallbacks:
+        """Take the functions of a program in, under numbers of their own. They are kept until it has been deleted and
+        the runtime says that no execution under way can call them, or until the connection is lost.
 
         Raises:
             CallbacksError: the runtime cannot be reached for calls.
         """
         with self._lock:
             if self._connection is None or self._connection.is_lost or self._connection.pid != os.getpid():
-                self._connection = _Connection(self._target(), self._functions)
-            numbers = []
-            for function in functions:
-                number = self._numbers.get(id(function))
-                if number is None:
-                    number = self._numbers[id(function)] = len(self._functions)
-                    self._functions.append(function)
-                numbers.append(number)
-            return {CLIENT_ATTRIBUTE: self._connection.client, NUMBERS_ATTRIBUTE: numbers}
+                self._connection = _Connection(self._target())
+            return self._connection.take(functions)
 
 
 class _Connection:
     """A connection to the proxy, the thread that reads it, and those that call."""
 
-    def __init__(self, target: str, functions: Sequence[HostCallback]) -> None:
+    def __init__(self, target: str) -> None:
         self.client = secrets.token_hex(16)
         self.pid = os.getpid()
         self.is_lost = False
-        self._functions = functions
+        self._functions: dict[int, HostCallback] = {}
+        self._last_number = -1
         self._calls: queue.SimpleQueue[tuple[CallbackCall, Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
@@ -101,11 +92,25 @@ class _Connection:
         self._start_thread()
         threading.Thread(target=self._read, name="callbacks", daemon=True).start()
 
+    def take(self, functions: Sequence[HostCallback]) -> TakenCallbacks:
+        """See ``Callbacks``; one at a time."""
+        numbers = tuple(range(self._last_number + 1, self._last_number + 1 + len(functions)))
+        self._last_number += len(functions)
+        self._functions.update(zip(numbers, functions, strict=True))
+        return TakenCallbacks(Functions(self.client, numbers), functools.partial(self._forget, numbers))
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._functions.pop(number, None)
+
     def _read(self) -> None:
         try:
             while True:
                 for frame in self._channel.receive():
                     message = frame.message
+                    if isinstance(message, CallbacksUnused):
+                        self._forget(message.numbers)
+                        continue
                     if not isinstance(message, CallbackCall):
                         raise ConnectionClosed(f"{type(message).__name__} is not for a client")
                     with self._lock:
@@ -120,6 +125,7 @@ class _Connection:
             _logger.exception("callbacks cannot be read any more")
         finally:
             self.is_lost = True
+            self._functions.clear()
             self._channel.close()
 
     def _start_thread(self) -> None:
@@ -142,7 +148,9 @@ class _Connection:
 
     def _answer(self, message: CallbackCall, payload: Any) -> tuple[CallbackResult, bytearray]:
         try:
-            function = self._functions[message.number]
+            function = self._functions.get(message.number)
+            if function is None:
+                raise CallbacksError("a program calls a Python function that was deleted with its program")
             results = function(*unpack(message.operands, payload))
             specs, packed = pack([None if result is None else np.asarray(result) for result in results])
         except BaseException as raised:

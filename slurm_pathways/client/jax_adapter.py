@@ -1,12 +1,12 @@
-"""The one place that touches JAX's private parts: everything that a new version of JAX may break is here.
+"""The place that touches JAX's private parts: what a new version of JAX may break is here, in ``jax_programs`` (what is
+done to programs before they are sent) and in ``jax_arrays`` (what arrays of the runtime can do besides).
 
 Checked against the versions of JAX that the tests run with. Where a private name is gone, ``load`` says which one by
 raising, and the program goes on without what needed it.
 """
 
 import dataclasses
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ ShardArgHandler = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequenc
 
 
 class PrivateNamesChangedError(Exception):
-    """This version of JAX lacks something private that array moves without a detour need."""
+    """This version of JAX lacks something private that a part of the plugin needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,157 +91,6 @@ def load() -> JaxInternals:
         raise PrivateNamesChangedError(str(error)) from error
 
 
-#: A Python function that a program calls, as JAX lowers it: takes and gives arrays, after a token where there is one.
-HostCallback = Callable[..., Sequence[Any]]
-#: ``(functions) -> attributes``: takes functions in, and gives what a module with them must say: ``serve_callbacks``.
-TakeCallbacks = Callable[[Sequence[HostCallback]], Mapping[str, str | Sequence[int]]]
-
-
-def serve_callbacks(take: TakeCallbacks) -> None:
-    """Let programs for the proxy have callbacks. Again does nothing.
-
-    JAX lowers them as for the platform that the devices say they are of: to custom calls with an index into a list of
-    functions, which it hands to jaxlib with the module. The proxy's client refuses such a list. In the place of it, the
-    module gets attributes that say whose functions these are, and which.
-
-    Raises:
-        PrivateNamesChangedError: this version of JAX does it in another way.
-    """
-    try:
-        from jax._src import compiler
-        from jax._src.lib.mlir import ir
-
-        original = compiler.backend_compile_and_load
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, "_slurm_pathways_original"):
-        return
-
-    def backend_compile_and_load(
-        backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any
-    ) -> Any:
-        wrap = None
-        if host_callbacks and is_proxy(backend):
-            module = _without_tokens(module)
-            if _add_output_if_none(module):
-                options.executable_build_options.allow_spmd_sharding_propagation_to_output = [False]
-                wrap = _WithoutOutputs
-            with module.context:
-                for name, value in take(host_callbacks).items():
-                    module.operation.attributes[name] = (
-                        ir.StringAttr.get(value) if isinstance(value, str) else ir.DenseI64ArrayAttr.get(list(value))
-                    )
-            host_callbacks = ()
-        executable = original(backend, module, executable_devices, options, host_callbacks)
-        return executable if wrap is None else wrap(executable)
-
-    backend_compile_and_load._slurm_pathways_original = original  # type: ignore[attr-defined]
-    compiler.backend_compile_and_load = backend_compile_and_load
-
-
-class _WithoutOutputs:
-    """An executable whose one output JAX must not see: the server tells by outputs when an execution is over."""
-
-    def __init__(self, executable: Any) -> None:
-        self._executable = executable
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executable, name)
-
-    def execute_sharded(self, arguments: Any, with_tokens: bool = False) -> Any:
-        return _NoResults(self._executable.execute_sharded(arguments, with_tokens=with_tokens))
-
-    def get_output_shardings(self) -> Any:
-        shardings = self._executable.get_output_shardings()
-        return shardings and shardings[:-1]
-
-    def get_output_layouts(self) -> Any:
-        return self._executable.get_output_layouts()[:-1]
-
-    def get_output_memory_kinds(self) -> Any:
-        return [kinds[:-1] for kinds in self._executable.get_output_memory_kinds()]
-
-
-class _NoResults:
-    """Of an execution of ``_WithoutOutputs``."""
-
-    def __init__(self, results: Any) -> None:
-        self._results = results
-
-    def consume_token(self) -> Any:
-        return self._results.consume_token()
-
-    def consume_with_handlers(self, handlers: Sequence[Any], strict: bool = True) -> list[Any]:
-        return []
-
-    def disassemble_into_single_device_arrays(self) -> list[Any]:
-        return []
-
-
-def _add_output_if_none(module: Any) -> bool:
-    """Let ``main`` give an empty array if it gives nothing; whether it was so."""
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import func, hlo
-
-    main = next(f for f in module.body.operations if isinstance(f, func.FuncOp) and f.name.value == "main")
-    if main.type.results:
-        return False
-    with module.context, ir.Location.unknown():
-        empty = ir.RankedTensorType.get((0,), ir.IntegerType.get_signless(1))
-        end = main.entry_block.operations[len(main.entry_block.operations) - 1]
-        with ir.InsertionPoint(end):
-            func.ReturnOp([hlo.constant(ir.DenseElementsAttr.get_splat(empty, ir.BoolAttr.get(False)))])
-        end.erase()
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(main.type.inputs, [empty]))
-        replicated = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
-        main.attributes["res_attrs"] = ir.ArrayAttr.get([replicated])
-        module.operation.verify()
-    return True
-
-
-def _without_tokens(module: Any) -> Any:
-    """A copy of a module whose ``main`` takes and gives an empty array where it did a token.
-
-    Such arrays are what JAX passes for tokens between programs; one is there when the program that gives it has ended.
-    Only jaxlib's own clients take them for tokens.
-    """
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import func, hlo
-
-    written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    with module.context, ir.Location.unknown():
-        copied = ir.Module.parse(written.getvalue())
-        main = next(f for f in copied.body.operations if isinstance(f, func.FuncOp) and f.name.value == "main")
-        token, empty = hlo.TokenType.get(), ir.RankedTensorType.get((0,), ir.IntegerType.get_signless(1))
-        inputs, outputs = main.type.inputs, main.type.results
-        if token not in (*inputs, *outputs):
-            return copied
-        block = main.entry_block
-        for argument in block.arguments:
-            if argument.type == token:
-                with ir.InsertionPoint.at_block_begin(block):
-                    argument.replace_all_uses_with(hlo.create_token())
-                argument.set_type(empty)
-        end = block.operations[len(block.operations) - 1]
-        with ir.InsertionPoint(end):
-            nothing = hlo.constant(ir.DenseElementsAttr.get_splat(empty, ir.BoolAttr.get(False)))
-            func.ReturnOp([nothing if value.type == token else value for value in end.operands])
-        end.erase()
-        types = [[empty if each == token else each for each in side] for side in (inputs, outputs)]
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*types))
-        # What the tokens' attributes say (that they are tokens, shardings of rank 0) would be wrong of arrays.
-        nothing_said = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
-        for name, side in (("arg_attrs", inputs), ("res_attrs", outputs)):
-            if name in main.attributes:
-                said = ir.ArrayAttr(main.attributes[name])
-                main.attributes[name] = ir.ArrayAttr.get(
-                    [nothing_said if kind == token else each for kind, each in zip(side, said, strict=True)]
-                )
-        copied.operation.verify()
-        return copied
-
-
 def have_own_cpu() -> None:
     """See to it that JAX has CPU devices of the program's own process, behind the proxy's: callbacks run on them.
 
@@ -250,6 +99,11 @@ def have_own_cpu() -> None:
     platforms = (jax.config.jax_platforms or "").split(",")
     if "cpu" not in platforms:
         jax.config.update("jax_platforms", ",".join((*platforms, "cpu")))
+
+
+def own_cpu_device() -> Any:
+    """The first CPU device of the program's own process; see ``have_own_cpu``."""
+    return jax.devices("cpu")[0]
 
 
 def is_proxy(client: Any) -> bool:

@@ -3,12 +3,12 @@
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from slurm_pathways.client import jax_adapter
+from slurm_pathways.client import jax_adapter, jax_arrays, jax_programs, profiling
 from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
 
@@ -31,26 +31,32 @@ def register(backend_name: str) -> None:
     jax_adapter.use_no_client_compile_cache()
     jax_adapter.register_backend(backend_name, make_client)
     jax_adapter.have_own_cpu()
-    try:
-        jax_adapter.serve_callbacks(_attributes_of_callbacks)
-    except jax_adapter.PrivateNamesChangedError as error:
-        _logger.warning(
-            "jax %s is not one that this version of Slurm Pathways knows (%s): programs with callbacks "
-            "(jax.debug.print, jax.pure_callback, io_callback) do not run",
-            jax.__version__,
-            error,
-        )
-    try:
-        internals = jax_adapter.load()
-    except jax_adapter.PrivateNamesChangedError as error:
-        _logger.warning(
-            "jax %s is not one that this version of Slurm Pathways knows (%s): jax.device_put from one sharding to "
-            "another goes through the memory of the program instead of from worker to worker",
-            jax.__version__,
-            error,
-        )
-        return
-    Resharder(internals).install()
+    for install, loss in _PARTS.items():
+        try:
+            install()
+        except jax_adapter.PrivateNamesChangedError as error:
+            _logger.warning(
+                "jax %s is not one that this version of Slurm Pathways knows (%s): %s", jax.__version__, error, loss
+            )
+
+
+def _prepare_programs() -> None:
+    jax_programs.prepare_programs(_take_callbacks)
+
+
+def _move_arrays() -> None:
+    Resharder(jax_adapter.load()).install()
+
+
+#: What is put into JAX, and what does not work without it.
+_PARTS: dict[Callable[[], None], str] = {
+    _prepare_programs: "programs with callbacks (jax.debug.print, jax.pure_callback, io_callback) do not run",
+    _move_arrays: "jax.device_put from one sharding to another goes through the memory of the program instead of from "
+    "worker to worker",
+    jax_programs.estimate_costs_here: "Lowered.cost_analysis does not work",
+    profiling.install: "traces of jax.profiler are of the program alone, not of the hosts",
+    jax_arrays.serve_copies: "arrays cannot be given to other libraries by DLPack; numpy.asarray works",
+}
 
 
 @functools.cache
@@ -61,8 +67,8 @@ def _callbacks() -> "Callbacks":
     return Callbacks(lambda: read_settings(jax_adapter.backend_target(), os.environ).target)
 
 
-def _attributes_of_callbacks(functions: Sequence[jax_adapter.HostCallback]) -> Mapping[str, str | Sequence[int]]:
-    return _callbacks().attributes(functions)
+def _take_callbacks(functions: Sequence[jax_programs.HostCallback]) -> jax_programs.TakenCallbacks:
+    return _callbacks().take(functions)
 
 
 def make_client() -> Any:

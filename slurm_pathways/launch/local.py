@@ -312,6 +312,7 @@ class LocalRuntime:
             *("--controller", self.controller_address),
             *("--listen", client.address),
             *self._links_arguments(self._num_clients - 1),
+            *proxy_arguments(self.spec),
         )
         return client
 
@@ -478,6 +479,11 @@ class LocalRuntime:
             self._caretaker.release_lifeline()
             self._caretaker.has_ended(CLOSE_GRACE_S)
             self._caretaker.reap()
+
+
+def proxy_arguments(spec: RuntimeSpec) -> tuple[object, ...]:
+    """What every proxy of a run is told."""
+    return () if spec.gs_directory is None else ("--gs-directory", spec.gs_directory)
 
 
 def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from slurm_pathways.launch.local import (
     LocalRuntime,
     StartupFailed,
     controller_arguments,
+    proxy_arguments,
 )
 
 _HEAD = "127.0.0.1"
@@ -66,6 +67,7 @@ class OverTcp(LocalRuntime):
             *("--listen", client.address),
             *("--links", f"tcp:{_HEAD}:0"),
             *self._network_arguments(_HEAD),
+            *proxy_arguments(self.spec),
         )
         return client
 

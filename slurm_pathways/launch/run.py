@@ -72,6 +72,7 @@ def run_with(
     *,
     passes_signals: bool = True,
     is_warm: bool = False,
+    make_progress: Callable[[], Progress] | None = None,
 ) -> int:
     """``run_local`` with any runtime.
 
@@ -79,11 +80,12 @@ def run_with(
         make_runtime: gets what is to be told of the runtime's events.
         passes_signals: False where whoever signals us signals our whole process group, as Slurm does.
         is_warm: the runtime is there already.
+        make_progress: what is said on stderr; by default as of a run.
     """
     check_client_environment(environ)
     if not is_warm:
         check_machine(spec)
-    progress = Progress(spec, verbosity)
+    progress = Progress(spec, verbosity) if make_progress is None else make_progress()
     try:
         find_program(argv[0], environ)
     except ProgramNotStarted as failure:

@@ -32,6 +32,7 @@ from slurm_pathways.launch.local import (
     LocalRuntime,
     Modules,
     controller_arguments,
+    proxy_arguments,
     worker_arguments,
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable
@@ -266,6 +267,7 @@ class SlurmRuntime(LocalRuntime):
                 *("--listen", client.address),
                 *("--links", agent.ANY_PORT),
                 *_NETWORK,
+                *map(str, proxy_arguments(self.spec)),
             ),
             is_primary=False,
         )

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,16 @@ from pathways_runtime.transport import addresses
 from pathways_runtime.transport.frames import Channel, FrameCodec
 from pathways_runtime.wire.callbacks import (
     CALLBACKS_VERSION,
-    CLIENT_ATTRIBUTE,
-    NUMBERS_ATTRIBUTE,
     AnyCallbackMessage,
     CallbackCall,
     CallbacksHello,
+    CallbacksUnused,
+    Functions,
     callbacks_address,
     pack,
     unpack,
 )
-from slurm_pathways.client import jax_adapter
+from slurm_pathways.client import jax_programs
 from slurm_pathways.client.callbacks import Callbacks, CallbacksError
 
 DEADLINE_S = 20.0
@@ -80,10 +81,11 @@ def test_calls_are_answered_and_failures_told(proxy: Proxy) -> None:
 
     callbacks = Callbacks(lambda: proxy.target)
     functions = [lambda token, x: (token, np.asarray(x) + 1), fail]
-    attributes = callbacks.attributes(functions)
+    taken = callbacks.take(functions)
     client = proxy.accept()
-    assert attributes == {CLIENT_ATTRIBUTE: client, NUMBERS_ATTRIBUTE: [0, 1]}
-    assert callbacks.attributes([fail, len]) == {CLIENT_ATTRIBUTE: client, NUMBERS_ATTRIBUTE: [1, 2]}
+    assert taken.functions == Functions(client, (0, 1))
+    # A function is another's too: each program has numbers of its own.
+    assert callbacks.take([fail, len]).functions == Functions(client, (2, 3))
     proxy.call(5, client, 0, None, np.float32(2))
     frame = proxy.receive()
     assert (frame.message.call, frame.message.failure) == (5, None)
@@ -98,10 +100,37 @@ def test_calls_are_answered_and_failures_told(proxy: Proxy) -> None:
     assert failure.message.startswith("Traceback")
 
 
+def test_functions_are_kept_until_nothing_can_call_them(proxy: Proxy) -> None:
+    callbacks = Callbacks(lambda: proxy.target)
+    gone = [threading.Event(), threading.Event()]
+
+    def made(index: int) -> Any:
+        def function() -> Any:
+            return (np.int32(index),)
+
+        weakref.finalize(function, gone[index].set)
+        return function
+
+    deleted, _, refused = callbacks.take([made(0)]), callbacks.take([made(1), len]), callbacks.take([len])
+    client = proxy.accept()
+    refused.forget()
+    proxy.call(1, client, refused.functions.numbers[0])
+    assert "deleted with its program" in proxy.receive().message.failure.message
+    proxy.call(2, client, 0)
+    assert proxy.receive().message.failure is None
+    proxy.channel.send(CallbacksUnused(*deleted.functions))
+    assert gone[0].wait(DEADLINE_S)
+    proxy.call(3, client, 1)
+    assert proxy.receive().message.failure is None
+    assert not gone[1].is_set()
+    proxy.channel.close()
+    assert gone[1].wait(DEADLINE_S)
+
+
 def test_calls_that_wait_for_one_another_run_at_a_time(proxy: Proxy) -> None:
     together = threading.Barrier(5)
     callbacks = Callbacks(lambda: proxy.target)
-    callbacks.attributes([lambda: (together.wait(DEADLINE_S) and ()) or ()])
+    callbacks.take([lambda: (together.wait(DEADLINE_S) and ()) or ()])
     client = proxy.accept()
     for _ in range(3):
         for call in range(5):
@@ -113,16 +142,16 @@ def test_calls_that_wait_for_one_another_run_at_a_time(proxy: Proxy) -> None:
 
 def test_a_lost_connection_is_made_again(proxy: Proxy) -> None:
     callbacks = Callbacks(lambda: proxy.target)
-    callbacks.attributes([len])
+    callbacks.take([len])
     first = proxy.accept()
     proxy.channel.close()
     deadline = threading.Event()
     for _ in range(2000):
-        attributes = callbacks.attributes([len])
-        if attributes[CLIENT_ATTRIBUTE] != first:
+        client = callbacks.take([len]).functions.client
+        if client != first:
             break
         deadline.wait(0.01)
-    assert proxy.accept() == attributes[CLIENT_ATTRIBUTE]
+    assert proxy.accept() == client
 
 
 def test_where_nobody_listens_it_says_what_is_wrong(tmp_path: Path) -> None:
@@ -130,7 +159,7 @@ def test_where_nobody_listens_it_says_what_is_wrong(tmp_path: Path) -> None:
     folder.mkdir()
     for target in ("grpc://10.0.0.1:80", f"grpc://unix:{folder}/{'x' * 200}.sock"):
         with pytest.raises(CallbacksError, match=r"jax\.debug\.print.*cannot be reached for such calls"):
-            Callbacks(lambda target=target: target).attributes([len])
+            Callbacks(lambda target=target: target).take([len])
 
 
 def lowered(function: Any, *arguments: Any) -> Any:
@@ -143,7 +172,7 @@ def test_tokens_do_not_leave_programs() -> None:
         return x + 1
 
     module = lowered(program, jnp.float32(1))
-    rewritten = str(jax_adapter._without_tokens(module))
+    rewritten = str(jax_programs._without_tokens(module))
     main = next(line for line in rewritten.splitlines() if "@main" in line)
     assert "token" not in main
     assert main.count("tensor<0xi1>") == 2
@@ -154,7 +183,6 @@ def test_tokens_do_not_leave_programs() -> None:
 
 
 def test_programs_without_outputs_get_one() -> None:
-    silent = jax_adapter._without_tokens(lowered(lambda x: jax.debug.print("{}", x), jnp.float32(1)))
-    assert jax_adapter._add_output_if_none(silent)
-    assert "-> (tensor<0xi1>" in str(silent)
-    assert not jax_adapter._add_output_if_none(silent)
+    silent = jax_programs._without_tokens(lowered(lambda x: jax.debug.print("{}", x), jnp.float32(1)), must_give=True)
+    assert "-> (tensor<0xi1> {mhlo.sharding" in str(silent)
+    assert len(jax_programs._main(silent).type.results) == 1

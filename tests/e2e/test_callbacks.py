@@ -54,6 +54,7 @@ CHECKS = (
     "unordered_io_with_state",
     "functions_run_in_this_process",
     "functions_compute_with_jax",
+    "functions_of_deleted_programs_are_freed",
     "a_failure_has_its_text",
     "checkify_errors",
 )

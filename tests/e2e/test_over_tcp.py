@@ -16,8 +16,10 @@ import psutil
 import pytest
 from client_programs import answer_of, plain_environment, run_program
 
+from pathways_runtime.worker.private_sockets import PLAIN_VARIABLE
 from slurm_pathways.config import RUNS_VARIABLE, RuntimeSpec
 from slurm_pathways.launch.components import ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.local import LocalRuntime
 from slurm_pathways.launch.over_tcp import OverTcp
 
 pytestmark = pytest.mark.timeout(600)
@@ -138,42 +140,73 @@ NOISE = b"\xff" * 64
 
 @pytest.mark.parametrize("opening", [PLAIN_GRPC, NOISE], ids=["plain grpc", "noise"])
 def test_strangers_get_nothing(runtime: OverTcp, opening: bytes) -> None:
-    """Every listener lets go of who does not show the job's certificate, but for those of gloo, in executors."""
+    """Every listener lets go of who does not show the job's certificate. Executors have one each, for their data."""
     found = listening(runtime)
-    refused: set[socket.socket] = set()
+    executors = [process for process, _, _ in found if is_executor(process)]
+    assert len(executors) == len(set(executors)) == 4
     with contextlib.ExitStack() as at_end, selectors.DefaultSelector() as selector:
-        strangers: dict[socket.socket, psutil.Process] = {}
         for process, address, port in found:
             stranger = at_end.enter_context(socket.create_connection((address, port), 20.0))
             stranger.sendall(opening)
-            strangers[stranger] = process
-            selector.register(stranger, selectors.EVENT_READ)
-        executors = {process for process in strangers.values() if is_executor(process)}
-        assert len(executors) == 4
-
-        def is_enough() -> bool:
-            served_by_tls = {strangers[stranger] for stranger in refused}
-            return executors <= served_by_tls and all(
-                stranger in refused for stranger, process in strangers.items() if process not in executors
-            )
-
+            selector.register(stranger, selectors.EVENT_READ, process)
         deadline_s = time.monotonic() + 60.0
-        while not is_enough():
+        while waiting := selector.get_map().values():
             ready = selector.select(deadline_s - time.monotonic())
-            waiting = {(p.pid, *p.cmdline()[1:4]) for s, p in strangers.items() if s not in refused}
-            assert ready, f"did not refuse a stranger within 60 s: {waiting}"
+            assert ready, f"did not refuse a stranger within 60 s: {[key.data.cmdline()[1:4] for key in waiting]}"
             for key, _ in ready:
                 stranger = key.fileobj
                 assert isinstance(stranger, socket.socket)
                 with contextlib.suppress(ConnectionResetError):
                     # The end, or a TLS alert before it.
-                    assert stranger.recv(1 << 16)[:1] in (b"", b"\x15"), strangers[stranger]
+                    assert stranger.recv(1 << 16)[:1] in (b"", b"\x15"), key.data
                 selector.unregister(stranger)
-                refused.add(stranger)
-        # What is left is gloo's, one for each world that an executor is in.
-        for executor in executors:
-            of_executor = [stranger for stranger, process in strangers.items() if process == executor]
-            assert 1 <= len([s for s in of_executor if s not in refused]) == len(of_executor) - 1 <= 2
+
+
+#: Sums what is large enough for all ways of sending, over slices of one world and of two; prints whether it is right.
+SUMS = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = np.array(jax.devices())
+for part in (devices[:4], devices[4:], devices):
+    mesh = Mesh(part, ("x",))
+    place = NamedSharding(mesh, P("x"))
+    host = np.arange(len(part) << 18, dtype=np.float32).reshape(len(part), -1) % 1000
+    total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+    print((np.asarray(total(jax.device_put(host, place))) == host.sum(0)).all())
+"""
+
+
+def test_collectives_go_where_only_this_user_and_this_job_can(runtime: OverTcp) -> None:
+    """Between executors of one host through Unix sockets, between hosts through the doors that strangers don't pass."""
+    before = runtime.status(30.0)["bytes_moved"].get("collectives", 0)
+    assert run_program(runtime.environment(), "-c", SUMS).stdout.split() == ["True"] * 3
+    sent = runtime.status(30.0)["bytes_moved"]["collectives"] - before
+    # Each part of 4 MiB a device is added up over 2 hosts, 2 hosts and 4 hosts.
+    assert sent > 12 << 20 if isinstance(runtime, HostsApart) else sent == 0
+    found = listening(runtime)
+    doors = {(address, port) for _, address, port in found}
+    executors = {process for process, _, _ in found if is_executor(process)}
+    assert len(executors) == 4
+    for executor in executors:
+        ends = [(one.laddr, one.raddr) for one in executor.net_connections("tcp") if one.raddr]
+        assert [end for end in ends if not doors & set(end)] == []
+    folders = list(runtime.run_dir.glob("data-*.d"))
+    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 4
+    logs = [runtime.folder.log_of(f"executor-{worker}").read_text() for worker in range(4)]
+    assert all("plain TCP" not in log for log in logs)
+
+
+def test_where_the_library_is_missing_collectives_work_as_ever_and_it_is_said(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path_factory.mktemp("r")))
+    monkeypatch.setenv(PLAIN_VARIABLE, "1")
+    with LocalRuntime(RuntimeSpec(num_slices=2, hosts_per_slice=1, devices_per_host=4)) as running:
+        assert run_program(running.environment(), "-c", SUMS).stdout.split() == ["True"] * 3
+        for worker in range(2):
+            log = running.folder.log_of(f"executor-{worker}").read_text()
+            assert log.count("collectives between CPU devices of several hosts speak plain TCP") == 1
+            assert f"{PLAIN_VARIABLE} is set" in log
 
 
 def test_a_world_whose_tunnels_break_is_lost(

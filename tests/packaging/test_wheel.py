@@ -9,6 +9,7 @@ import pytest
 
 import pathways_runtime
 import slurm_pathways
+from slurm_pathways.supported import TESTED_PYTHONS, numbers
 
 ROOT = Path(__file__).parents[2]
 #: Folders of the tree, and where the wheel has what is in them.
@@ -17,6 +18,8 @@ SHIPPED = {
     "slurm_pathways": "slurm_pathways",
     "sbatch_templates": "slurm_pathways/sbatch_templates",
 }
+#: Made from C; make test sees to a compiler.
+LIBRARY = "pathways_runtime/worker/_private_sockets.abi3.so"
 
 
 @pytest.fixture
@@ -31,7 +34,8 @@ def files_of_tree() -> set[str]:
     found = set()
     for folder, name in SHIPPED.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            # An editable installation puts the library into the tree.
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
                 found.add(f"{name}/{path.relative_to(ROOT / folder)}")
     return found
 
@@ -39,7 +43,7 @@ def files_of_tree() -> set[str]:
 def test_the_wheel_has_every_file_of_the_packages(dist: Path) -> None:
     [wheel] = dist.glob("*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert shipped == files_of_tree()
+    assert shipped == files_of_tree() | {LIBRARY}
     assert {
         "pathways_runtime/py.typed",
         "slurm_pathways/py.typed",
@@ -70,7 +74,14 @@ def test_the_sdist_has_what_the_wheel_is_built_from(dist: Path) -> None:
         for path in files_of_tree():
             if path.startswith(f"{name}/") and not path.startswith("slurm_pathways/sbatch_templates/"):
                 assert f"{folder}/{path.removeprefix(f'{name}/')}" in names
-    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py"} <= names
+    assert {f"runtime/native/{path.name}" for path in (ROOT / "runtime/native").glob("*.[ch]")} <= names
+
+
+def test_one_wheel_serves_all_pythons_that_are_supported(dist: Path) -> None:
+    [wheel] = dist.glob("*.whl")
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+    assert min(TESTED_PYTHONS, key=numbers) == "3.11"
 
 
 def test_what_is_tested_is_what_was_installed(dist: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.core.ids import Handle, HostIndex, SessionId
 from pathways_runtime.core.status import Code
 from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.transport import streams
@@ -19,7 +19,10 @@ from pathways_runtime.wire.callbacks import (
     AnyCallbackMessage,
     CallbackCall,
     CallbackResult,
+    CallbacksDropped,
     CallbacksHello,
+    CallbacksUnused,
+    Functions,
     callbacks_address,
 )
 
@@ -42,7 +45,15 @@ class Relay:
     def __init__(self, address: str) -> None:
         self.address = address
         self.answers: list[tuple[int, int, CallbackResult, bytes]] = []
-        self.server = CallbackServer(address, lambda s, h, m, p: self.answers.append((s, h, m, bytes(p))))
+        self.dropped: list[CallbacksDropped] = []
+        self.executors: set[tuple[SessionId, HostIndex]] = set()
+        self.server = CallbackServer(
+            address, lambda s, h, m, p: self.answers.append((s, h, m, bytes(p))), self._tell_all
+        )
+
+    def _tell_all(self, message: CallbacksDropped) -> set[tuple[SessionId, HostIndex]]:
+        self.dropped.append(message)
+        return set(self.executors)
 
     async def client(self, name: str, version: int = CALLBACKS_VERSION) -> "Client":
         client = Client()
@@ -87,7 +98,7 @@ async def called(relay: Relay, client: Client, name: str, session: SessionId = O
 
     def try_it() -> bool:
         # The client may not be known yet; then the call is cancelled at once.
-        relay.server.call(session, HOST, CallbackCall(call, name, 9, ((11, (2,)),)), b"operands")
+        relay.server.said(session, HOST, CallbackCall(call, name, 9, ((11, (2,)),)), b"operands")
         return not relay.answers or bool(relay.answers.clear())
 
     await until(try_it)
@@ -125,7 +136,7 @@ async def test_calls_of_a_client_that_is_gone_are_cancelled(tmp_path: Path) -> N
         await called(relay, client, "mine", call=5)
         client.channel.close()
         await until(lambda: relay.answers)
-        relay.server.call(ONE, HOST, CallbackCall(6, "mine", 9, ()), b"")
+        relay.server.said(ONE, HOST, CallbackCall(6, "mine", 9, ()), b"")
         assert [(answer[2].call, answer[2].failure.code) for answer in relay.answers if answer[2].failure] == [
             (5, Code.CANCELLED),
             (6, Code.CANCELLED),
@@ -157,3 +168,31 @@ async def test_another_version_and_a_second_client_of_a_name_are_refused(tmp_pat
         for refused in (await relay.client("yours", CALLBACKS_VERSION + 1), await relay.client("mine")):
             await until(lambda refused=refused: refused.is_closed)
         assert not first.is_closed
+
+
+@on_loop
+async def test_a_client_hears_of_functions_that_no_executor_calls_any_more(tmp_path: Path) -> None:
+    async with relay_in(tmp_path) as relay:
+        client = await relay.client("c0de")
+        await called(relay, client, "c0de")
+        client.calls.clear()
+        others = HostIndex(4), HostIndex(5)
+        relay.executors = {(ONE, HOST), (ONE, others[0]), (TWO, others[1])}
+        for program in (1, 2, 3):
+            relay.server.compiles(ONE, Handle(program), Functions("c0de", (2 * program, 2 * program + 1)))
+        relay.server.compiles(TWO, Handle(1), Functions("c0de", (8,)))
+        relay.server.deleted(ONE, Handle(7))
+        for program in (1, 2):
+            relay.server.deleted(ONE, Handle(program))
+        first, second = CallbacksUnused("c0de", (2, 3)), CallbacksUnused("c0de", (4, 5))
+        assert relay.dropped == [CallbacksDropped("c0de", (2, 3)), CallbacksDropped("c0de", (4, 5))]
+        for session, host in ((ONE, HOST), (TWO, others[1])):
+            relay.server.said(session, host, first, b"")
+            relay.server.said(session, host, second, b"")
+        relay.server.said(ONE, others[0], second, b"")
+        await until(lambda: client.calls == [(second, b"")])
+        # What is gone calls nothing.
+        relay.server.forget_host(others[0])
+        await until(lambda: client.calls == [(second, b""), (first, b"")])
+        relay.server.session_over(ONE)
+        await until(lambda: client.calls[2:] == [(CallbacksUnused("c0de", (6, 7)), b"")])

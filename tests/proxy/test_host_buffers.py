@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_runtime.core import strings
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import Handle
 from pathways_runtime.core.sharding import Box, box_shape
@@ -85,7 +86,9 @@ def test_bytes_that_lie_as_they_should_are_not_copied() -> None:
         (DType.F32, (2, 3), (4, 8), 25, "which takes 24"),
         (DType.F32, (2,), (4, 8), 8, "byte strides .4, 8. do not suit the shape .2."),
         (DType.F32, (2,), (-4,), 8, "byte strides .-4. do not suit"),
-        (DType.STRING, (2,), None, 8, "UNIMPLEMENTED: host buffers of type STRING"),
+        (DType.STRING, (2,), None, 8, "INVALID_ARGUMENT: a host buffer of strings: no StringArrayContents"),
+        (DType.STRING, (2,), None, 0, "a host buffer of 0 strings cannot hold STRING.2."),
+        (DType.TOKEN, (), None, 8, "UNIMPLEMENTED: host buffers of type TOKEN"),
     ],
 )
 def test_bytes_that_cannot_be_such_an_array(
@@ -138,3 +141,19 @@ def test_lookup_messages(num_bytes: int) -> None:
     chunks = [schema.HostBufferLookupResponse.FromString(message).data for message in messages]
     assert b"".join(chunks) == content
     assert len(chunks) == max(1, -(-num_bytes // CHUNK_BYTES))
+
+
+def test_parts_of_strings_are_cut_and_padded() -> None:
+    content = strings.encode([b"a", b"bb", b"", b"d" * 200, b"e", b"\xff"])
+    assert host_buffers.read_part(content, DType.STRING, (2, 3), None, None, (2, 3)) is content
+    cut = host_buffers.read_part(content, DType.STRING, (2, 3), None, ((0, 2), (1, 3)), (2, 2))
+    assert strings.decode(cut) == [b"bb", b"", b"e", b"\xff"]
+    padded = host_buffers.read_part(content, DType.STRING, (2, 3), None, ((1, 2), (2, 3)), (2, 2))
+    assert strings.decode(padded) == [b"\xff", b"", b"", b""]
+    host_buffers.check_size(content, DType.STRING, (3, 2), (8, 4))
+
+
+def test_a_scalar_string_is_one() -> None:
+    content = strings.encode([b"one"])
+    assert host_buffers.lay_out(content, DType.STRING, (), None) is content
+    assert strings.decode(host_buffers.read_part(content, DType.STRING, (), None, (), ())) == [b"one"]

@@ -13,7 +13,14 @@ import pytest
 
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.dataplane import DataPlane, PeerLost, outbound
-from pathways_runtime.transport.dataplane.messages import CHUNK, DATA_PLANE_VERSION, HEAD, Hello, encode_hello
+from pathways_runtime.transport.dataplane.messages import (
+    CHUNK,
+    DATA_PLANE_VERSION,
+    HEAD,
+    Hello,
+    encode_hello,
+    encode_tunnel,
+)
 
 from .dataplane_ends import TIMEOUT_S, MakePlane, Sending, eventually, expect
 
@@ -139,7 +146,8 @@ def test_closing_ends_senders_that_are_held_back(make_plane: MakePlane, force_so
 @pytest.mark.parametrize(
     ("opening", "reason"),
     [
-        (b"\x07" * 100, "without a hello"),
+        (b"\x09" * 100, "without a hello"),
+        (encode_tunnel(5), "which leads nowhere here"),
         (encode_hello(Hello(DATA_PLANE_VERSION + 1, "unix:/x", "l")), "speaks data plane version"),
         (encode_hello(Hello(DATA_PLANE_VERSION, "unix:/x", "l")) + b"\x09" * HEAD.size, "unknown message 9"),
         (

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult, pack, unpack
+from pathways_runtime.wire.callbacks import (
+    CallbackCall,
+    CallbackResult,
+    CallbacksDropped,
+    CallbacksUnused,
+    pack,
+    unpack,
+)
 from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, forwarders, nobody
 from pathways_runtime.worker.gates import DTYPE, SHAPE, Gate
@@ -64,6 +71,20 @@ def test_answers_may_come_in_any_order(ends: Ends) -> None:
         ends.proxy.send(CallbackResult(message.call, None, specs), payload)
     answers = [call.result(DEADLINE_S)[0] for call in calls]
     assert [int(answer) for answer in answers if answer is not None] == [0, 10, 20]
+
+
+def test_it_is_told_when_the_last_forwarder_is_gone(ends: Ends) -> None:
+    call = ends.link.calls.call
+    held = [*forwarders(call, "me", [50, 51]), *forwarders(call, "me", [51]), *forwarders(call, "you", [52])]
+    # Of functions that nothing here calls it is said at once, so all before is done by then.
+    ends.proxy.send(CallbacksDropped("me", (50, 51)))
+    ends.proxy.send(CallbacksDropped("me", (52, 53)))
+    assert ends.receive().message == CallbacksUnused("me", (52, 53))
+    del held[:2]
+    ends.proxy.send(CallbacksDropped("me", (53,)))
+    assert ends.receive().message == CallbacksUnused("me", (53,))
+    del held[0]
+    assert ends.receive().message == CallbacksUnused("me", (50, 51))
 
 
 def test_failures_and_damaged_answers_are_raised(ends: Ends) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.worker import buffers, callbacks, pjrt
+from pathways_runtime.wire.callbacks import Functions
+from pathways_runtime.worker import buffers, callbacks, mlir, pjrt
 
 F32 = np.dtype(np.float32)
-#: They need other processes or an accelerator; test_executor_hosts.py has the first.
-ELSEWHERE = {"leave", "make_plugin_client"}
+#: They need other processes, libtpu or an accelerator; test_executor_hosts.py has the first, tests/tpu_compile others.
+ELSEWHERE = {"leave", "make_plugin_client", "describe_tpu", "compile_only"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,32 @@ def test_what_it_says_of_itself(devices: list[Any]) -> None:
     assert kind == devices[0].device_kind
     assert pjrt.describe_platform("tpu") == ("tpu", "tpu")
     assert pjrt.default_memory_kind(devices[0]) == "device"
+
+
+class FakeDevice:
+    """What a cache key takes of a device, or of a client; CPU devices of jaxlib have no coordinates."""
+
+    def __init__(self, platform: str, version: str = "", **attributes: object) -> None:
+        self.platform = platform
+        self.platform_version = version
+        self.__dict__.update(attributes)
+
+
+def test_what_code_depends_on_besides_the_program(client: Any, devices: list[Any]) -> None:
+    """On TPU the same whoever describes the devices: libtpu on a host without any, or a worker's client."""
+    assert pjrt.describe_hardware(devices) == ""
+    assert pjrt.compiler_version(client) == client.platform_version
+    place = {"device_kind": "TPU v5 lite", "core_on_chip": 0}
+    described = [FakeDevice("tpu", coords=[x, 0, 0], slice_index=x, **place) for x in (0, 1)]
+    expected = "TPU v5 lite\n0:[0, 0, 0]/0\n1:[1, 0, 0]/0"
+    assert pjrt.describe_hardware(described) == expected
+    assert pjrt.describe_hardware(described[1:]) == "TPU v5 lite\n0:[1, 0, 0]/0"
+    alone = [FakeDevice("tpu", coords=[1, 0, 0], slice_index=None, **place)]
+    assert pjrt.describe_hardware(alone) == pjrt.describe_hardware(described[1:])
+    assert pjrt.describe_hardware([FakeDevice("cuda", device_kind="NVIDIA H200")]) == "NVIDIA H200"
+    version = "PJRT C API\nmegascale+TFRT TPU v5 lite\nBuilt on Nov 5 2026 cl/1"
+    assert pjrt.compiler_version(FakeDevice("tpu", version)) == "Built on Nov 5 2026 cl/1"
+    assert pjrt.compiler_version(FakeDevice("cuda", "cuda 12090")) == "cuda 12090"
 
 
 # Arrays
@@ -246,7 +273,7 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
         [((2,), DType.F32), ((3,), DType.S32)],
         [((2,), DType.F32), ((3,), DType.BF16)],
     )
-    assert pjrt.global_outputs(program.artifact) == [((4,), DType.F32), ((3,), DType.BF16)]
+    assert mlir.global_outputs(program.artifact) == [((4,), DType.F32), ((3,), DType.BF16)]
     assert len(pjrt.sharding_protos(executable.get_parameter_shardings()) or ()) == 2
     assert len(pjrt.sharding_protos(executable.get_output_shardings()) or ()) == 2
     assert pjrt.sharding_protos(None) is None
@@ -256,7 +283,8 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
     assert isinstance(pjrt.fingerprint(executable), bytes)
     assert pjrt.memory_stats(executable)["argument_size_in_bytes"] == 2 * 4 + 3 * 4
     assert pjrt.cost_analysis(executable)["flops"] > 0
-    assert executable.size_of_generated_code_in_bytes() >= 0
+    assert pjrt.generated_code_bytes(executable) == executable.size_of_generated_code_in_bytes()
+    assert mlir.program_name(program.artifact) == module.name
 
 
 def test_the_assignment_of_devices(program: Program, devices: list[Any]) -> None:
@@ -273,17 +301,17 @@ def test_programs_that_differ_in_locations_only(lower: Callable[..., Any], shard
     other, _ = lower(lambda x: x * 2, argument, devices=[0, 1])
     third, _ = lower(lambda x: x * 3, argument, devices=[0, 1])
     assert one != other
-    assert pjrt.without_locations(one) == pjrt.without_locations(other)
-    assert pjrt.without_locations(one) != pjrt.without_locations(third)
+    assert mlir.without_locations(one) == mlir.without_locations(other)
+    assert mlir.without_locations(one) != mlir.without_locations(third)
     with pytest.raises(ValueError, match="not a StableHLO program"):
-        pjrt.without_locations(b"nothing")
+        mlir.without_locations(b"nothing")
 
 
 def test_every_type_of_programs_is_known(lower: Callable[..., Any], sharded: Callable[..., Any]) -> None:
     for kind in (DType.PRED, DType.S8, DType.U4, DType.F8E5M2, DType.C64, DType.F64, DType.U64, DType.F4E2M1FN):
         dtype = pjrt.dtype_of(kind)
         artifact, _ = lower(lambda x: x[::-1], sharded((4,), dtype, 2, "x"), devices=[0, 1])
-        assert pjrt.global_outputs(artifact) == [((4,), kind)]
+        assert mlir.global_outputs(artifact) == [((4,), kind)]
 
 
 def test_a_program_that_is_none(client: Any, program: Program) -> None:
@@ -328,7 +356,7 @@ def test_memory_is_given_back(devices: list[Any]) -> None:
 
 
 CALLING = b"""
-module @calling attributes {slurm_pathways.callback_client = "me", slurm_pathways.callback_numbers = array<i64: 7, 4>} {
+module @calling attributes {slurm_pathways.callbacks = "slurm_pathways.callbacks=c0de:7+2"} {
   func.func public @main(%x: tensor<2xf32> {mhlo.sharding = "{replicated}"}) -> tensor<2xf32> {
     %y = stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {
       api_version = 4 : i32, backend_config = {index = 0 : ui64}, has_side_effect = true
@@ -353,20 +381,21 @@ def run_on_first(devices: list[Any], executable: Any, *arguments: np.ndarray) ->
 
 
 def test_callbacks_are_known_by_what_the_client_says() -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
-    assert (calling.client, calling.numbers) == ("me", (7, 4))
-    assert pjrt.calling_program(calling.program) is None
+    assert calling.functions == Functions("c0de", (7, 8))
+    assert mlir.calling_program(mlir.as_bytecode(CALLING)) == calling
+    assert mlir.calling_program(calling.program) is None
     with pytest.raises(ValueError, match=r"use jax\.pure_callback"):
-        pjrt.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
-    another = pjrt.calling_program(CALLING.replace(b'"me"', b'"you"').replace(b"7, 4", b"1, 2"))
+        mlir.calling_program(CALLING.replace(b"xla_ffi_python_cpu", b"xla_buffer_python_cpu"))
+    another = mlir.calling_program(CALLING.replace(b"c0de:7", b"b0a:11"))
     assert another is not None
-    assert pjrt.without_locations(another.program) == pjrt.without_locations(calling.program)
+    assert mlir.without_locations(another.program) == mlir.without_locations(calling.program)
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True], ids=["compiled", "loaded"])
 def test_callbacks_are_called_in_order_of_their_index(client: Any, devices: list[Any], is_reloaded: bool) -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
     told: list[Any] = []
     functions = [lambda x: (x * 2,), lambda y: told.append(y.tolist()) or ()]
@@ -379,9 +408,9 @@ def test_callbacks_are_called_in_order_of_their_index(client: Any, devices: list
 
 
 def test_a_parameter_more_is_not_used(client: Any, devices: list[Any]) -> None:
-    calling = pjrt.calling_program(CALLING)
+    calling = mlir.calling_program(CALLING)
     assert calling is not None
-    program = pjrt.with_one_more_parameter(calling.program, (2,), F32)
+    program = mlir.with_one_more_parameter(calling.program, (2,), F32)
     options = pjrt.single_device_options(devices[0])
     pjrt.allow_one_more_parameter(options)
     functions = [lambda x: (x + 1,), lambda y: ()]
@@ -392,7 +421,7 @@ def test_a_parameter_more_is_not_used(client: Any, devices: list[Any]) -> None:
 
 
 def test_a_failed_callback_has_the_text_of_the_client(client: Any, devices: list[Any]) -> None:
-    calling = pjrt.calling_program(pjrt.as_bytecode(CALLING))
+    calling = mlir.calling_program(mlir.as_bytecode(CALLING))
     assert calling is not None
     options = pjrt.single_device_options(devices[0])
     for told, want in (

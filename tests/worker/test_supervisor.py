@@ -20,7 +20,7 @@ from pathways_runtime.transport.frames import Channel, FrameCodec
 from pathways_runtime.transport.lifeline import Child, spawn
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
-from pathways_runtime.worker import supervisor
+from pathways_runtime.worker import private_sockets, supervisor
 from pathways_runtime.worker.supervisor import Supervisor, SupervisorOptions, executor_environment, parse_options
 from tests.waiting import until
 
@@ -349,8 +349,10 @@ def test_the_real_executor_registers_and_notices_too(start_rig: StartRig, is_sto
     assert isinstance(registration, messages.RegisterExecutor)
     assert (registration.worker, registration.epoch, registration.pid) == (5, 3, pid)
     assert registration.num_devices == 2
-    assert registration.data_address == f"unix:{rig.folder}/data-5-3.sock"
-    addresses.connect(registration.data_address, 0.0).close()
+    address, has_private_sockets = addresses.without_mark(registration.data_address)
+    assert address == f"unix:{rig.folder}/data-5-3.sock"
+    assert has_private_sockets == private_sockets.LIBRARY.exists()
+    addresses.connect(address, 0.0).close()
     if is_stopped:
         os.kill(pid, signal.SIGSTOP)
     os.kill(rig.process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, OpId, WaitId
 from pathways_runtime.core.sharding import Box, Shape
 from pathways_runtime.core.status import Status
+from pathways_runtime.core.stored import StoredArray
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -149,4 +150,93 @@ class Poison(msgspec.Struct, frozen=True, array_like=True, tag=9):
     status: Status
 
 
-Operation = Launch | MakeArrays | Alias | Transfer | Delete | Await | Fetch | DeleteExecutable | Poison
+class CallFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Call a function of colocated Python, on each host of it, in the Python process there.
+
+    Counts as a transfer that every host of it sends: a host says that it has started when the call has ended there.
+
+    Attributes:
+        executable: a handle that every host of it has reported as loaded.
+        arguments: arrays in the function's order; a host may have no shards of one.
+        results: what it gives.
+        stream: calls of one stream are made one after another on each host; those of several may overlap.
+    """
+
+    op_id: OpId
+    executable: Handle
+    arguments: tuple[Handle, ...]
+    results: tuple[ShardedResult, ...]
+    stream: int
+
+
+class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Begin to record what the host's executor does; told like an Await. A trace that the session has begun before is
+    dropped.
+
+    Attributes:
+        host_tracer_level, python_tracer_level: as of ``jax.profiler.ProfileOptions``.
+    """
+
+    op_id: OpId
+    wait_id: WaitId
+    host_tracer_level: int
+    python_tracer_level: int
+
+
+class StopTrace(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """End the trace, and write it to ``<folder>/plugins/profile/<run>/``; told like an Await.
+
+    An empty ``folder`` ends it only: it is kept for a StopTrace that writes it, until another one begins.
+    """
+
+    op_id: OpId
+    wait_id: WaitId
+    folder: str
+    run: str
+
+
+class WriteArrays(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Write arrays to files, each host a part of what it holds; told like an Await once they are on the disk.
+
+    Attributes:
+        handles: the arrays. targets: where each goes, and how it lies now.
+        timeout_s: no further file is begun after that.
+    """
+
+    op_id: OpId
+    wait_id: WaitId
+    handles: tuple[Handle, ...]
+    targets: tuple[StoredArray, ...]
+    timeout_s: float
+
+
+class ReadArrays(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Make arrays from files, each host the shards that it holds.
+
+    Attributes:
+        results: the arrays. sources: where each comes from, and how it is to lie.
+        timeout_s: no further file is begun after that.
+    """
+
+    op_id: OpId
+    results: tuple[ShardedResult, ...]
+    sources: tuple[StoredArray, ...]
+    timeout_s: float
+
+
+Operation = (
+    Launch
+    | MakeArrays
+    | Alias
+    | Transfer
+    | Delete
+    | Await
+    | Fetch
+    | DeleteExecutable
+    | Poison
+    | CallFunction
+    | StartTrace
+    | StopTrace
+    | WriteArrays
+    | ReadArrays
+)

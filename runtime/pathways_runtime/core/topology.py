@@ -15,7 +15,8 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
         slice_index: the slice it belongs to.
         host: the virtual host it is attached to.
         local_index: its place on that host, 0..devices_per_host-1.
-        coords: (x, y, z) inside its slice; here (place in the slice, 0, 0), as CPU and GPU slices have no torus.
+        coords: (x, y, z) of its chip in its slice; (place in the slice, 0, 0) where slices have no torus (CPU, GPU).
+        core_on_chip: its place among the devices of its chip.
     """
 
     id: DeviceId
@@ -23,18 +24,23 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
     host: HostIndex
     local_index: int
     coords: tuple[int, int, int]
+    core_on_chip: int = 0
 
 
 class Topology(msgspec.Struct, frozen=True, array_like=True):
     """``num_slices`` slices of ``hosts_per_slice`` hosts of ``devices_per_host`` devices.
 
     Device ids grow by slice, then host, then place on the host, so that all maps below are arithmetic.
+
+    Attributes:
+        torus: (x, y, z, core on its chip) of each device of a slice, in order; empty where slices have no torus.
     """
 
     num_slices: int
     hosts_per_slice: int
     devices_per_host: int
     platform: str
+    torus: tuple[tuple[int, int, int, int], ...] = ()
 
     @property
     def num_hosts(self) -> int:
@@ -84,7 +90,8 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         host = self.host_of(device)
         slice_index = self.slice_of_host(host)
         in_slice = device - slice_index * self.hosts_per_slice * self.devices_per_host
-        return VirtualDevice(device, slice_index, host, self.local_index_of(device), (in_slice, 0, 0))
+        x, y, z, core = self.torus[in_slice] if self.torus else (in_slice, 0, 0, 0)
+        return VirtualDevice(device, slice_index, host, self.local_index_of(device), (x, y, z), core)
 
     def devices(self) -> tuple[VirtualDevice, ...]:
         """Every device, by id."""

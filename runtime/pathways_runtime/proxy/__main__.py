@@ -40,6 +40,7 @@ def main() -> int:
         metavar="MIB",
         help="how much memory host buffers may take before clients that run ahead are held back",
     )
+    parser.add_argument("--gs-directory", metavar="DIR", help="gs://bucket/path is DIR/bucket/path")
     parser.add_argument("--events-fd", type=int, metavar="N", help="JSON lines about this process go here")
     parser.add_argument("--lifeline-fd", type=int, metavar="N", help="end of file here: the launcher is gone")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
@@ -67,6 +68,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         EventWriter(arguments.events_fd),
         arguments.connect_timeout_s,
         arguments.host_buffers_mib << 20,
+        arguments.gs_directory,
     )
     loop = asyncio.get_running_loop()
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: proxy.end(Ending("the launcher is gone", is_failure=False)))

@@ -10,6 +10,7 @@ from pathways_runtime.core.ids import Handle, SessionId
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.proxy.controller_link import ControllerLink
+from pathways_runtime.proxy.folders import Folders
 from pathways_runtime.proxy.frontend import Connection, Message
 from pathways_runtime.proxy.host_buffer_messages import lookup_messages
 from pathways_runtime.proxy.link_server import LinkServer
@@ -31,7 +32,8 @@ class ProxyBackend:
 
     Args:
         controller, session_links: what sessions send through; started by the caller.
-        callbacks: told what is gone.
+        callbacks: told which programs have them, and what is gone.
+        folders: where what clients name lies.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class ProxyBackend:
         session_links: LinkServer,
         callbacks: CallbackServer,
         observe: SessionObserver,
+        folders: Folders,
     ) -> None:
+        self._folders = folders
         self._controller = controller
         self._links = session_links
         self._callbacks = callbacks
@@ -78,7 +82,9 @@ class ProxyBackend:
         attributes = decode_attributes(proto.initialization_data)
         name, pid = attributes.get("client_name"), attributes.get("client_pid")
         client = name.decode(errors="replace") if isinstance(name, bytes) else peer
-        session = SessionServer(connection, self._controller, self._links, self._over, client)
+        session = SessionServer(
+            connection, self._controller, self._links, self._callbacks, self._over, client, self._folders
+        )
         self._attaching.append(session)
         self._controller.send(messages.Attach(client, pid if isinstance(pid, int) else 0, self._links.address))
         return session

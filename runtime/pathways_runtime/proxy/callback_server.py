@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pathways_runtime.core.ids import HostIndex, SessionId
+from pathways_runtime.core.ids import Handle, HostIndex, SessionId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
@@ -13,7 +13,10 @@ from pathways_runtime.wire.callbacks import (
     AnyCallbackMessage,
     CallbackCall,
     CallbackResult,
+    CallbacksDropped,
     CallbacksHello,
+    CallbacksUnused,
+    Functions,
 )
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 CallbackChannel = AsyncChannel[AnyCallbackMessage]
 #: Sends an answer to an executor.
 Answer = Callable[[SessionId, HostIndex, CallbackResult, Buffer], None]
+#: Tells all executors that a program with callbacks is deleted; returns whom it has told.
+TellAll = Callable[[CallbacksDropped], set[tuple[SessionId, HostIndex]]]
 
 
 class _Call(NamedTuple):
@@ -39,16 +44,22 @@ class CallbackServer:
     Args:
         address: where clients connect; a Unix socket.
         answer: see ``Answer``. What it is given for a session or host that is gone comes to nothing.
+        tell_all: see ``TellAll``.
     """
 
-    def __init__(self, address: str, answer: Answer) -> None:
+    def __init__(self, address: str, answer: Answer, tell_all: TellAll) -> None:
         self._address = address
         self._answer = answer
+        self._tell_all = tell_all
         self._codec: FrameCodec[AnyCallbackMessage] = FrameCodec(AnyCallbackMessage)
         self._server: streams.Server | None = None
         self._clients: dict[str, CallbackChannel] = {}
         self._calls: dict[int, _Call] = {}
         self._last_call = 0
+        #: The programs of sessions that have callbacks.
+        self._programs: dict[tuple[SessionId, Handle], Functions] = {}
+        #: Which executors have not said yet that nothing there calls the functions of a deleted program.
+        self._using: dict[CallbacksUnused, set[tuple[SessionId, HostIndex]]] = {}
 
     async def start(self) -> None:
         """Begin to listen.
@@ -65,8 +76,14 @@ class CallbackServer:
         if self._server is not None:
             self._server.close()
 
-    def call(self, session: SessionId, host: HostIndex, message: CallbackCall, payload: Buffer) -> None:
-        """An executor calls a client's function."""
+    def said(
+        self, session: SessionId, host: HostIndex, message: CallbackCall | CallbacksUnused, payload: Buffer
+    ) -> None:
+        """An executor calls a client's function, or can call some no more."""
+        if isinstance(message, CallbacksUnused):
+            self._using.get(message, set()).discard((session, host))
+            self._tell_unused()
+            return
         channel = self._clients.get(message.client)
         if channel is None:
             self._cancel(session, host, message.call)
@@ -75,17 +92,39 @@ class CallbackServer:
         self._calls[self._last_call] = _Call(session, host, message.call, message.client)
         channel.send(CallbackCall(self._last_call, message.client, message.number, message.operands), payload)
 
+    def compiles(self, session: SessionId, program: Handle, functions: Functions) -> None:
+        """A program of a session calls these functions, which no other does."""
+        self._programs[session, program] = functions
+
+    def deleted(self, session: SessionId, program: Handle) -> None:
+        """The client has deleted a program. Executions that were asked for before may go on."""
+        functions = self._programs.pop((session, program), None)
+        if functions is not None:
+            self._using[CallbacksUnused(*functions)] = self._tell_all(CallbacksDropped(*functions))
+            self._tell_unused()
+
     def session_over(self, session: SessionId) -> None:
-        """Nobody waits for the session's calls any more."""
-        self._forget(lambda call: call.session == session)
+        """Nobody waits for the session's calls any more, and there will be none."""
+        for key in [key for key in self._programs if key[0] == session]:
+            self._using[CallbacksUnused(*self._programs.pop(key))] = set()
+        self._forget(lambda of_session, host: of_session == session)
 
     def forget_host(self, host: HostIndex) -> None:
         """The executor that waits is gone."""
-        self._forget(lambda call: call.host == host)
+        self._forget(lambda session, of_host: of_host == host)
 
-    def _forget(self, is_meant: Callable[[_Call], bool]) -> None:
-        for number in [number for number, call in self._calls.items() if is_meant(call)]:
+    def _forget(self, is_meant: Callable[[SessionId, HostIndex], bool]) -> None:
+        for number in [number for number, call in self._calls.items() if is_meant(call.session, call.host)]:
             del self._calls[number]
+        for users in self._using.values():
+            users -= {user for user in users if is_meant(*user)}
+        self._tell_unused()
+
+    def _tell_unused(self) -> None:
+        for unused in [unused for unused, users in self._using.items() if not users]:
+            del self._using[unused]
+            if (channel := self._clients.get(unused.client)) is not None:
+                channel.send(unused, b"")
 
     def _cancel(self, session: SessionId, host: HostIndex, call: int) -> None:
         failure = Status(Code.CANCELLED, "the program whose Python function this calls is gone")

@@ -81,7 +81,7 @@ def device_attributes(place: VirtualDevice) -> Mapping[str, Attribute]:
     return {
         "slice_index": place.slice_index,
         "coords": place.coords,
-        "core_on_chip": 0,
+        "core_on_chip": place.core_on_chip,
         "task_id": int(place.host),
         "virtual_task_index": int(place.host),
         "colocation_id": int(place.id),
@@ -90,7 +90,7 @@ def device_attributes(place: VirtualDevice) -> Mapping[str, Attribute]:
 
 def device_text(device_id: int, place: VirtualDevice, platform: str, memory_kinds: tuple[str, ...]) -> str:
     """A device's repr; orbax and others take ``vtask`` and ``slice`` out of it."""
-    coords = ",".join(map(str, (*place.coords, 0)))
+    coords = ",".join(map(str, (*place.coords, place.core_on_chip)))
     return (
         f"device({device_id},{platform.upper()}_DEVICE,coords=[{coords}],vtask={place.host},slice={place.slice_index},"
         f"default_mem={memory_kinds[0]},mem_spaces={len(memory_kinds)})"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_runtime.core import strings
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import Handle
 from pathways_runtime.core.sharding import Box, Shape, box_shape
@@ -68,13 +69,16 @@ _CARRIERS: dict[int, Any] = {
 
 
 def check_size(content: Buffer, dtype: DType, shape: Shape, byte_strides: tuple[int, ...] | None) -> None:
-    """Make sure that bytes hold such an array.
+    """Make sure that bytes hold such an array. Strings have no strides: what is said of theirs is left aside.
 
     Raises:
         StatusError: UNIMPLEMENTED for types without a fixed size, INVALID_ARGUMENT if the sizes do not match.
     """
-    if dtype in (DType.STRING, DType.TOKEN, DType.OPAQUE):
+    if dtype in (DType.TOKEN, DType.OPAQUE):
         raise error(Code.UNIMPLEMENTED, f"host buffers of type {dtype.name} are not supported")
+    if dtype is DType.STRING:
+        _check_strings(content, shape)
+        return
     if byte_strides is not None and (len(byte_strides) != len(shape) or min(byte_strides, default=0) < 0):
         raise error(Code.INVALID_ARGUMENT, f"byte strides {list(byte_strides)} do not suit the shape {list(shape)}")
     expected = region_bytes(dtype, shape, byte_strides)
@@ -83,6 +87,15 @@ def check_size(content: Buffer, dtype: DType, shape: Shape, byte_strides: tuple[
             Code.INVALID_ARGUMENT,
             f"a host buffer of {len(content)} bytes cannot hold {dtype.name}{list(shape)}, which takes {expected}",
         )
+
+
+def _check_strings(content: Buffer, shape: Shape) -> None:
+    try:
+        count = len(strings.decode(content))
+    except ValueError as failure:
+        raise error(Code.INVALID_ARGUMENT, f"a host buffer of strings: {failure}") from failure
+    if count != math.prod(shape):
+        raise error(Code.INVALID_ARGUMENT, f"a host buffer of {count} strings cannot hold STRING{list(shape)}")
 
 
 def region_bytes(dtype: DType, shape: Shape, byte_strides: tuple[int, ...] | None) -> int:
@@ -119,6 +132,11 @@ def read_part(
     Copies nothing when the bytes lie as they should. ``content`` has passed ``check_size``.
     """
     part_shape = shape if box is None else box_shape(box)
+    if dtype is DType.STRING:
+        if part_shape == shape == sent_shape:
+            return content
+        whole: Box = tuple((0, dim) for dim in shape)
+        return strings.encode(strings.part(strings.decode(content), shape, box or whole, sent_shape))
     if is_row_major(dtype, shape, byte_strides) and part_shape == shape == sent_shape:
         return content
     carrier = _CARRIERS[dtype.itemsize_bytes]
@@ -140,6 +158,8 @@ def lay_out(content: Buffer, dtype: DType, shape: Shape, byte_strides: tuple[int
         StatusError: see ``check_size``.
     """
     check_size(content, dtype, shape, None)
+    if dtype is DType.STRING:
+        return content
     if is_row_major(dtype, shape, byte_strides):
         return content
     assert byte_strides is not None

@@ -8,7 +8,7 @@ from pathways_runtime.proxy.host_memory import HostMemory
 from pathways_runtime.transport import streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
 from pathways_runtime.transport.network import Network
-from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult
+from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult, CallbacksDropped, CallbacksUnused
 from pathways_runtime.wire.links import AnyLinkMessage, ArraysReady, Fetched, HostBuffer, LinkHello
 
 logger = logging.getLogger(__name__)
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 LinkChannel = AsyncChannel[AnyLinkMessage]
 #: Called with what a host sends over the link of a session.
 Receiver = Callable[[HostIndex, ArraysReady | Fetched, bytearray], None]
-#: Called with what an executor asks of a client's Python functions.
-OnCall = Callable[[SessionId, HostIndex, CallbackCall, Buffer], None]
+#: Called with what an executor asks of a client's Python functions, and says of them.
+OnCall = Callable[[SessionId, HostIndex, CallbackCall | CallbacksUnused, Buffer], None]
 
 
 class LinkServer:
@@ -92,6 +92,12 @@ class LinkServer:
         if link is not None:
             link.channel.send(result, payload)
 
+    def callbacks_dropped(self, message: CallbacksDropped) -> set[tuple[SessionId, HostIndex]]:
+        """Tell the executors behind all links, which answer by ``on_call``; returns whom."""
+        for link in self._links.values():
+            link.channel.send(message, b"")
+        return set(self._links)
+
     def unsent_bytes(self, session: SessionId) -> int:
         """What the session's links that are up have not taken yet."""
         return sum(link.channel.unsent_bytes() for key, link in self._links.items() if key[0] == session)
@@ -123,7 +129,7 @@ class LinkServer:
             link.hello = message
             self._registered(link, message)
             return
-        if link.hello is not None and isinstance(message, CallbackCall):
+        if link.hello is not None and isinstance(message, CallbackCall | CallbacksUnused):
             self.on_call(link.hello.session, link.hello.host, message, frame.payload)
             return
         if link.hello is None or not isinstance(message, ArraysReady | Fetched):

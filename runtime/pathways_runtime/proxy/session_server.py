@@ -15,18 +15,21 @@ import msgspec
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pathways_runtime.core.ids import Handle, HostIndex, RequestId, SessionId
-from pathways_runtime.core.session import events, instructions, requests
+from pathways_runtime.core.session import events, instructions, plugin_programs, requests
 from pathways_runtime.core.session.core import SessionCore
 from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.proxy import host_buffers
+from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.proxy.controller_link import ControllerLink
 from pathways_runtime.proxy.devices import init_response
+from pathways_runtime.proxy.folders import Folders
 from pathways_runtime.proxy.frontend import Buffer, Connection
 from pathways_runtime.proxy.host_buffers import HostBufferStore
 from pathways_runtime.proxy.link_server import LinkServer
 from pathways_runtime.proxy.session_report import MAX_REPORTED_REQUESTS, OpenRequest, SessionReport, session_report
 from pathways_runtime.proxy.upload_gate import UploadGate
 from pathways_runtime.wire import links, messages
+from pathways_runtime.wire.callbacks import find_functions
 from pathways_runtime.wire.ifrt import schema
 from pathways_runtime.wire.ifrt.programs import compiled_program
 from pathways_runtime.wire.ifrt.requests import decode_request, result_handles, sent_host_buffers
@@ -77,8 +80,10 @@ class SessionServer:
     Args:
         connection: the client's stream.
         controller, links: where operations and host buffers go.
+        callbacks: told which programs have them.
         on_over: called once when the session is over, whoever ended it.
         peer: the client's name in the log.
+        folders: where what the client names lies.
     """
 
     def __init__(
@@ -86,12 +91,16 @@ class SessionServer:
         connection: Connection,
         controller: ControllerLink,
         session_links: LinkServer,
+        callbacks: CallbackServer,
         on_over: "Callable[[SessionServer], None]",
         peer: str,
+        folders: Folders,
     ) -> None:
+        self._folders = folders
         self._connection = connection
         self._controller = controller
         self._links = session_links
+        self._callbacks = callbacks
         self._on_over = on_over
         self.peer = peer
         self.session_id: SessionId | None = None
@@ -266,7 +275,10 @@ class SessionServer:
             return events.RequestRefused(request_id, (), failure)
         body = getattr(proto, kind)
         try:
-            return events.Requested(request_id, decode_request(kind, body))
+            request = decode_request(kind, body)
+            if type(request) is plugin_programs.CompilePlugin:
+                request = self._folders.found(request)
+            return events.Requested(request_id, request)
         except StatusError as failure:
             self._unwanted(sent_host_buffers(kind, body))
             return events.RequestRefused(request_id, result_handles(kind, body), failure.status)
@@ -307,6 +319,8 @@ class SessionServer:
                 if any(buffer.host_buffer_handle not in self.host_buffers for buffer in buffers):
                     return False
                 queued = self._checked(queued, buffers, request.array_handles)
+            elif type(request) is requests.LoadedExecutableDestruct and self.session_id is not None:
+                self._callbacks.deleted(self.session_id, request.loaded_executable_handle)
         self._feed(queued)
         return True
 
@@ -413,6 +427,8 @@ class SessionServer:
     def _compile(self, instruction: instructions.CompileProgram) -> None:
         assert self._attached is not None
         self._compiling[instruction.executable] = len(instruction.devices)
+        if (functions := find_functions(instruction.program)) is not None:
+            self._callbacks.compiles(self._attached.session, instruction.executable, functions)
         self._controller.send(
             messages.CompileProgram(
                 self._attached.session,

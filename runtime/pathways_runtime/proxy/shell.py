@@ -9,6 +9,7 @@ from pathways_runtime.core.status import Code, Status
 from pathways_runtime.proxy.backend import ProxyBackend
 from pathways_runtime.proxy.callback_server import CallbackServer
 from pathways_runtime.proxy.controller_link import ControllerLink
+from pathways_runtime.proxy.folders import Folders
 from pathways_runtime.proxy.frontend import Backend, Frontend
 from pathways_runtime.proxy.host_memory import DEFAULT_BUDGET_BYTES, HostMemory
 from pathways_runtime.proxy.link_server import LinkServer
@@ -58,6 +59,7 @@ class Proxy:
         events: told ``listening`` (address), ``session`` (id, client, state) and ``ended`` (reason).
         connect_timeout_s: how long the controller may take to listen.
         host_buffers_bytes: how much memory host buffers may take before clients that run ahead are held back.
+        gs_directory: see ``folders.Folders``.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Proxy:
         events: EventWriter,
         connect_timeout_s: float = 30.0,
         host_buffers_bytes: int = DEFAULT_BUDGET_BYTES,
+        gs_directory: str | None = None,
     ) -> None:
         self._where = where
         self._events = events
@@ -74,12 +77,16 @@ class Proxy:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         # Links and callbacks know each other: calls go one way, answers the other.
         self._links = LinkServer(
-            where.links, HostMemory(host_buffers_bytes), lambda *call: self._callbacks.call(*call), where.network
+            where.links, HostMemory(host_buffers_bytes), lambda *said: self._callbacks.said(*said), where.network
         )
-        self._callbacks = CallbackServer(callbacks_address(where.listen), self._links.answer_call)
+        self._callbacks = CallbackServer(
+            callbacks_address(where.listen), self._links.answer_call, self._links.callbacks_dropped
+        )
         # The link to the controller and the backend know each other: the former's messages go to the latter.
         self._controller = ControllerLink(lambda message: self._backend.control_message(message), self._controller_lost)
-        self._backend = ProxyBackend(self._controller, self._links, self._callbacks, self._session_changed)
+        self._backend = ProxyBackend(
+            self._controller, self._links, self._callbacks, self._session_changed, Folders(gs_directory)
+        )
         self._frontend = make_frontend(where.listen, self._backend)
 
     async def run(self) -> Ending:

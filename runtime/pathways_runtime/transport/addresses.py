@@ -3,6 +3,8 @@
 * ``unix:/path``: on one host. The file system says who may connect.
 * ``tcp:HOST:PORT``: between hosts; always with the job's credentials. Processes bind port 0 and publish the real one.
 * ``tcp:HOST:PORT,unix:/path``: one listener that is reached both ways, by the second from its own host.
+
+What an executor tells its peers may bear a mark at its end: see ``mark_private``.
 """
 
 import contextlib
@@ -21,6 +23,8 @@ from pathlib import Path
 from pathways_runtime.transport import handshakes
 from pathways_runtime.transport.handshakes import HANDSHAKE_TIMEOUT_S, HandshakeFactory, NotOfThisJob
 from pathways_runtime.transport.tls_socket import Connection
+
+_PRIVATE_MARK = ",private"
 
 #: ``sockaddr_un.sun_path`` has 108 bytes, one of them for the terminating zero.
 MAX_UNIX_PATH_BYTES = 107
@@ -111,6 +115,17 @@ def way_to(address: str, is_same_host: bool) -> str:
         return address
     tcp, comma, unix = address.partition(",")
     return unix if comma and is_same_host else tcp
+
+
+def mark_private(address: str) -> str:
+    """An executor's address with the mark that says that it has private sockets (``worker.private_sockets``)."""
+    return address + _PRIVATE_MARK
+
+
+def without_mark(address: str) -> tuple[str, bool]:
+    """The address itself, and whether it bears the mark."""
+    bare = address.removesuffix(_PRIVATE_MARK)
+    return bare, bare != address
 
 
 def resolve(host: str) -> str:

@@ -17,14 +17,14 @@ import threading
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.handshakes import HandshakeFactory
 from pathways_runtime.transport.network import Network, open_door
-from pathways_runtime.transport.tls_socket import Connection, TlsSocket
+from pathways_runtime.transport.tls_socket import RECORD_BYTES, Connection, TlsSocket
 
 logger = logging.getLogger(__name__)
 
 #: The exit listens before anybody hears of it; this bridges a host that is short of processors.
 _CONNECT_TIMEOUT_S = 10.0
-#: More than a TLS record, so that OpenSSL keeps nothing back of which the descriptor does not tell.
-_STAGE_BYTES = 64 << 10
+#: What is taken from one side before it is given to the other.
+_STAGE_BYTES = 256 << 10
 
 
 class _Flow:
@@ -32,43 +32,68 @@ class _Flow:
 
     Attributes:
         awaits: the socket and the event without which nothing can be done; None once the source has ended.
+        num_bytes: given to the target so far.
     """
 
-    __slots__ = ("_source", "_target", "_unsent", "awaits")
+    __slots__ = ("_source", "_target", "_unsent", "awaits", "num_bytes")
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
         self._source = source
         self._target = target
         self._unsent = b""
         self.awaits: tuple[socket.socket, int] | None = (source, select.EPOLLIN)
+        self.num_bytes = 0
 
-    def advance(self, stage: bytearray) -> None:
+    def advance(self, stage: memoryview) -> None:
         """Carry on what there is, a stage at most.
 
         Raises:
             OSError: one of the two is broken.
         """
+        unsent = memoryview(self._unsent)
         try:
-            if not self._unsent:
-                count = self._source.recv_into(stage)
-                if not count:
+            if not unsent:
+                unsent = self._take(stage)
+                if not unsent:
                     # Beneath TLS, whose own end would throw away what still comes the other way.
                     socket.socket.shutdown(self._target, socket.SHUT_WR)
                     self.awaits = None
                     return
-                self._unsent = bytes(stage[:count])
-            self._unsent = self._unsent[self._target.send(self._unsent) :]
+            while unsent:
+                count = self._target.send(unsent)
+                self.num_bytes += count
+                unsent = unsent[count:]
         except ssl.SSLWantReadError:
-            self.awaits = (self._target if self._unsent else self._source, select.EPOLLIN)
+            self.awaits = (self._target if unsent else self._source, select.EPOLLIN)
         except ssl.SSLWantWriteError:
-            self.awaits = (self._target if self._unsent else self._source, select.EPOLLOUT)
+            self.awaits = (self._target if unsent else self._source, select.EPOLLOUT)
         except BlockingIOError:
-            self._wait()
+            self.awaits = (self._target, select.EPOLLOUT) if unsent else (self._source, select.EPOLLIN)
         else:
-            self._wait()
+            self.awaits = (self._source, select.EPOLLIN)
+        # The stage is for others too.
+        self._unsent = bytes(unsent)
 
-    def _wait(self) -> None:
-        self.awaits = (self._target, select.EPOLLOUT) if self._unsent else (self._source, select.EPOLLIN)
+    def _take(self, stage: memoryview) -> memoryview:
+        """What the source has, part of the stage; empty: it has ended.
+
+        Raises:
+            ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError: nothing is there.
+        """
+        count = 0
+        # Always with room for a record: of what OpenSSL kept back, the descriptor would not tell.
+        while len(stage) - count >= RECORD_BYTES:
+            try:
+                received = self._source.recv_into(stage[count:])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+                if not count:
+                    raise
+                break
+            if not received:
+                # Said again when it is asked next.
+                break
+            count += received
+        return stage[:count]
 
 
 class _Passage:
@@ -92,10 +117,17 @@ class Carrier:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._lock = threading.Lock()
         self._by_fd: dict[int, _Passage] = {}
-        self._stage = bytearray(_STAGE_BYTES)
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
+        self._num_bytes_of_ended = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def bytes_out(self) -> int:
+        """Carried so far from the first to the second of every pair."""
+        with self._lock:
+            under_way = sum(passage.flows[0].num_bytes for passage in set(self._by_fd.values()))
+            return self._num_bytes_of_ended + under_way
 
     def join(self, one: Connection, other: Connection) -> None:
         """Carry what comes from either to the other until both have ended. Owns them from now on."""
@@ -172,6 +204,7 @@ class Carrier:
         passage.watched = wanted
 
     def _end(self, passage: _Passage) -> None:
+        self._num_bytes_of_ended += passage.flows[0].num_bytes
         for end in passage.ends:
             self._by_fd.pop(end.fileno(), None)
             # Takes it out of the epoll as well.

@@ -9,7 +9,7 @@ import msgspec
 
 from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId
 from pathways_runtime.core.status import Status
-from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult
+from pathways_runtime.wire.callbacks import CallbackCall, CallbackResult, CallbacksDropped, CallbacksUnused
 
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -45,5 +45,7 @@ class Fetched(LinkMessage, frozen=True, tag="F"):
     failure: Status | None
 
 
-#: CallbackCall goes from executor to proxy, CallbackResult back; see ``wire.callbacks``.
-AnyLinkMessage = LinkHello | HostBuffer | ArraysReady | Fetched | CallbackCall | CallbackResult
+#: CallbackCall and CallbacksUnused go from executor to proxy, the other two back; see ``wire.callbacks``.
+AnyLinkMessage = (
+    LinkHello | HostBuffer | ArraysReady | Fetched | CallbackCall | CallbackResult | CallbacksDropped | CallbacksUnused
+)

@@ -51,4 +51,5 @@ def section(array: HostArray, box: Box | None) -> HostArray:
     """A range of an array, without a copy."""
     if box is None:
         return array
-    return array[tuple(slice(start, stop) for start, stop in box)]
+    # The dots: without them, a part of what has no dimension would be a copy.
+    return array[(*(slice(start, stop) for start, stop in box), ...)]

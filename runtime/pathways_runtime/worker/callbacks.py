@@ -4,8 +4,11 @@ XLA calls a *forwarder*, on one of its threads; it sends the operands over the s
 waits for the results. The function itself runs in the client's process.
 """
 
+import collections
 import itertools
+import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -97,6 +100,63 @@ def nobody(client: str, number: int, operands: list[Value]) -> list[Value]:
     raise CallbackFailed(SESSION_IS_OVER)
 
 
+class Forwarders:
+    """Which functions of clients may still be called from this process: those whose forwarders XLA holds.
+
+    A forwarder is gone when its executable is, and that when its last execution is over. One thread keeps the account:
+    the end of an object is told at any moment, on any thread, with whatever locks that holds.
+    """
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        # Of the thread alone.
+        self._alive: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._waiting: list[tuple[set[tuple[str, int]], Callable[[], None]]] = []
+
+    def made(self, client: str, number: int, forwarder: Forwarder) -> None:
+        """XLA is about to be given this one."""
+        key = (client, number)
+        self._put(lambda: self._count(key, 1))
+        weakref.finalize(forwarder, self._events.put, lambda: self._count(key, -1)).atexit = False
+
+    def when_gone(self, client: str, numbers: Sequence[int], tell: Callable[[], None]) -> None:
+        """Call ``tell``, from a thread, once no forwarder of these is left; no new one is made."""
+        self._put(lambda: self._wait_for({(client, number) for number in numbers}, tell))
+
+    def _put(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="forwarders", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._events.get()()
+
+    def _count(self, key: tuple[str, int], change: int) -> None:
+        self._alive[key] += change
+        if not self._alive[key]:
+            del self._alive[key]
+            self._tell()
+
+    def _wait_for(self, keys: set[tuple[str, int]], tell: Callable[[], None]) -> None:
+        self._waiting.append((keys, tell))
+        self._tell()
+
+    def _tell(self) -> None:
+        over = [(keys, tell) for keys, tell in self._waiting if not any(key in self._alive for key in keys)]
+        self._waiting = [each for each in self._waiting if each not in over]
+        for _, tell in over:
+            tell()
+
+
+#: Of this process: XLA, which holds forwarders, is one for all sessions too.
+FORWARDERS = Forwarders()
+
+
 def forwarders(call: Call, client: str, numbers: Sequence[int]) -> list[Forwarder]:
     """What XLA is given for the callbacks of a program, in their order."""
     return [_forwarder(call, client, number) for number in numbers]
@@ -106,4 +166,5 @@ def _forwarder(call: Call, client: str, number: int) -> Forwarder:
     def forward(*operands: Any) -> tuple[Value, ...]:
         return tuple(call(client, number, [None if each is None else np.asarray(each) for each in operands]))
 
+    FORWARDERS.made(client, number, forward)
     return forward

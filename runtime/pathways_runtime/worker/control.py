@@ -55,6 +55,7 @@ from pathways_runtime.wire.messages import (
 )
 from pathways_runtime.worker import pjrt, programs, worlds
 from pathways_runtime.worker.acknowledgements import Acknowledgements
+from pathways_runtime.worker.collectives import Collectives
 from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
 from pathways_runtime.worker.endings import Endings
@@ -114,9 +115,16 @@ class Executor:
         self._channel: Channel[AnyMessage] = Channel(sock, FrameCodec(AnyMessage))
         self._decoder: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
         self._cache = CompileCache(config.compile_cache)
-        self._data_plane = DataPlane(config.data_address, config.host_key, config.force_sockets, network=config.network)
+        self._data_plane = DataPlane(
+            config.data_address,
+            config.host_key,
+            config.force_sockets,
+            network=config.network,
+            on_tunnel=self._on_tunnel,
+        )
         self._handshake = None if config.network is None else config.network.connecting()
         self._acknowledgements = Acknowledgements(config.worker, self._send)
+        self._collectives = Collectives(config.platform, config.data_address, self._data_plane.open_tunnel)
         self._bound: Bind | None = None
         self._core: WorkerCore | None = None
         self._dispatcher: Dispatcher | None = None
@@ -158,7 +166,7 @@ class Executor:
                 worker=config.worker,
                 epoch=config.epoch,
                 pid=os.getpid(),
-                data_address=self._data_plane.address,
+                data_address=self._collectives.announce(self._data_plane.address),
                 host_key=self._data_plane.host_key,
                 platform=config.platform,
                 platform_version=version,
@@ -190,6 +198,7 @@ class Executor:
             self._dispatcher.close()
         self._compiling.close()
         self._data_plane.close()
+        self._collectives.close()
 
     def _send(self, message: AnyMessage) -> None:
         # The thread that receives sees the end too, and ends the process.
@@ -207,8 +216,9 @@ class Executor:
             raise ValueError(f"bound to host {self._bound.host} already, now to host {message.host}")
         for peer in message.peers:
             if peer.host != message.host:
-                self._data_plane.connect(peer.host, peer.data_address, peer.host_key)
+                self._data_plane.connect(peer.host, addresses.without_mark(peer.data_address)[0], peer.host_key)
         if self._bound is None:
+            self._collectives.bind(message.host)
             self._core = WorkerCore(message.host, message.topology, self._config.name)
             self._dispatcher = Dispatcher(
                 self._core,
@@ -322,13 +332,14 @@ class Executor:
         )
 
     def _collectives_host(self, members: tuple[HostIndex, ...]) -> str:
-        """Where members of a world reach this one: on the loopback interface only if all are on this host."""
+        """Where members of a world reach this one."""
         bound, _ = self._require_bound()
-        network = self._config.network
-        keys = {peer.host_key for peer in bound.peers if peer.host in members}
-        if network is None or network.host is None or keys <= {self._config.host_key}:
-            return worlds.LOOPBACK
-        return network.host
+        others = [peer for peer in bound.peers if peer.host in members and peer.host != bound.host]
+        network, key = self._config.network, self._config.host_key
+        return self._collectives.way_for(others, key, None if network is None else network.host)
+
+    def _on_tunnel(self, port: int) -> Callable[[Connection], None]:
+        return self._collectives.take_in(port)
 
     # Programs
 
@@ -405,7 +416,8 @@ class Executor:
 
     def _status_request(self, message: StatusRequest) -> None:
         _, dispatcher = self._require_bound()
-        self._send(StatusReply(message.request, report_of(self._config.name, dispatcher, self._data_plane)))
+        report = report_of(self._config.name, dispatcher, self._data_plane, self._collectives)
+        self._send(StatusReply(message.request, report))
 
     def _shutdown(self, message: Shutdown) -> None:
         raise Stopped(f"the controller said so: {message.reason}")

@@ -27,16 +27,20 @@ from pathways_runtime.core.worker.instructions import (
     AnswerFetch,
     AssembleArray,
     AwaitReady,
+    BeginTrace,
     CountLaunch,
+    EndTrace,
     EnqueueLaunch,
     ExpectPiece,
     ForgetTransfers,
     Instruction,
+    LoadArray,
     MakeArray,
     Report,
     SendPieces,
     SendValue,
     ShareShards,
+    StoreTiles,
 )
 from pathways_runtime.core.worker.launches import PendingLaunch
 from pathways_runtime.core.worker.usage import Usage
@@ -51,8 +55,10 @@ from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, V
 from pathways_runtime.worker.completions import Completions
 from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
+from pathways_runtime.worker.profiler import Profiler
 from pathways_runtime.worker.programs import LoadedProgram
 from pathways_runtime.worker.shards import Shards, joined, migrate
+from pathways_runtime.worker.storage import Storage
 from pathways_runtime.worker.threads import Pool, Sequence
 from pathways_runtime.worker.transfers import Transfers, value_of
 from pathways_runtime.worker.worlds import World
@@ -136,6 +142,8 @@ class Dispatcher:
         here = [core.topology.device_at(core.host, place) for place in range(core.topology.devices_per_host)]
         self.completions = Completions(acknowledgements, self._launch_ended_badly, Usage(here, time.monotonic()))
         self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home)
+        self.storage = Storage(core.name, self.post, self._answer_await, home)
+        self._profiler = Profiler(core.name)
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
             CountLaunch: self._count_launch,
@@ -145,6 +153,10 @@ class Dispatcher:
             ExpectPiece: self.transfers.expect,
             SendPieces: self.transfers.send,
             ForgetTransfers: self._forget_transfers,
+            BeginTrace: self._begin_trace,
+            EndTrace: self._end_trace,
+            StoreTiles: self.storage.store,
+            LoadArray: self.storage.load,
             AwaitReady: self._await_ready,
             AnswerAwait: self._answer_await,
             SendValue: self._send_value,
@@ -244,6 +256,7 @@ class Dispatcher:
         self._waiting.close()
         self._launching.close()
         self.transfers.close()
+        self.storage.close()
         self.completions.close()
 
     # Launches
@@ -372,6 +385,31 @@ class Dispatcher:
 
     def _forget_transfers(self, instruction: ForgetTransfers) -> None:
         self._data_plane.forget(instruction.session)
+        self._waiting.submit(self._profiler.forget, instruction.session)
+
+    # Traces
+
+    def _begin_trace(self, instruction: BeginTrace) -> None:
+        # Here and now, so that what is launched next is in it.
+        failure = None
+        try:
+            self._profiler.start(instruction.session, instruction.host_tracer_level, instruction.python_tracer_level)
+        except StatusError as refused:
+            failure = refused.status
+        self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
+
+    def _end_trace(self, instruction: EndTrace) -> None:
+        self._waiting.submit(self._write_trace, instruction)
+
+    def _write_trace(self, instruction: EndTrace) -> None:
+        failure = None
+        try:
+            self._profiler.stop(instruction.session, instruction.folder, instruction.run)
+        except StatusError as refused:
+            failure = refused.status
+        except OSError as unwritten:
+            failure = Status(Code.FAILED_PRECONDITION, f"the trace of {self._core.name} is not written: {unwritten}")
+        self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
 
     # Answers to the proxy
 

@@ -23,3 +23,9 @@ def prepare(num_devices: int, xla_flags: str | None) -> None:
     # Nothing here runs on JAX's own backends; should anything ever ask for one, it must not be the proxy.
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+def prepare_for_tpu_compiler() -> None:
+    """Set what libtpu reads when it is loaded to compile: it neither looks for TPUs nor claims them for itself."""
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_runtime.worker import pjrt
+from pathways_runtime.worker import mlir, pjrt
 
 SHAPE: tuple[int, ...] = ()
 DTYPE = np.dtype(np.float32)
@@ -61,8 +61,8 @@ class Gate:
     def __init__(self, client: pjrt.Client, device: pjrt.Device, sharding: pjrt.Sharding) -> None:
         devices, options = pjrt.device_list([device]), pjrt.single_device_options(device)
         self._place = (sharding, [device])
-        self._slow = pjrt.compile_program(client, pjrt.as_bytecode(_SLOW), devices, options)
-        self._held = pjrt.compile_program(client, pjrt.as_bytecode(_HELD), devices, options, [self._hold])
+        self._slow = pjrt.compile_program(client, mlir.as_bytecode(_SLOW), devices, options)
+        self._held = pjrt.compile_program(client, mlir.as_bytecode(_HELD), devices, options, [self._hold])
         self._handlers = [pjrt.result_handler(SHAPE, DTYPE, sharding)]
         self._zeros = pjrt.put([np.zeros(_SLOW_SHAPE, DTYPE)], *self._place)
         self._keys = itertools.count()

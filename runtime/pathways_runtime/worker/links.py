@@ -1,5 +1,6 @@
 """The executor's end of session links: host buffers in, readiness and values out."""
 
+import functools
 import logging
 import socket
 import threading
@@ -12,10 +13,10 @@ import numpy as np
 from pathways_runtime.core.ids import OpId, SessionId
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec, FrameError
 from pathways_runtime.transport.tls_socket import Connection
-from pathways_runtime.wire.callbacks import CallbackResult
+from pathways_runtime.wire.callbacks import CallbackResult, CallbacksDropped, CallbacksUnused
 from pathways_runtime.wire.links import AnyLinkMessage, HostBuffer, LinkHello
 from pathways_runtime.worker.buffers import aligned_memory
-from pathways_runtime.worker.callbacks import Calls
+from pathways_runtime.worker.callbacks import FORWARDERS, Calls
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class SessionLink:
                         self._on_buffer(message.op_id, message.index, frame.payload)
                     elif isinstance(message, CallbackResult):
                         self.calls.answered(message, frame.payload)
+                    elif isinstance(message, CallbacksDropped):
+                        unused = CallbacksUnused(message.client, message.numbers)
+                        FORWARDERS.when_gone(unused.client, unused.numbers, functools.partial(self.send, unused))
                     else:
                         raise FrameError(f"{message} is not for an executor")
                     del message, frame

@@ -1,4 +1,4 @@
-"""The adapter to jaxlib: the only module that touches its private API.
+"""The adapter to jaxlib: nothing but this module and ``mlir`` (programs before they are compiled) uses its private API.
 
 XLA reads the size of its thread pool from the environment when it is loaded, so ``worker.environment`` must have
 prepared the process before this module is imported. Everything here was measured with jax 0.10.2. Where supported
@@ -13,7 +13,6 @@ same however many hosts there are.
 
 import contextlib
 import gc
-import io
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -23,16 +22,12 @@ import jax
 import ml_dtypes  # noqa: F401 - registers the names of its types with numpy
 import numpy as np
 from jax._src import core as jax_core
-from jax._src.interpreters import mlir as jax_mlir
 from jaxlib import _jax, lapack, xla_client
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
-from jaxlib.mlir.passmanager import PassManager
 
 from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.wire.callbacks import CLIENT_ATTRIBUTE, NUMBERS_ATTRIBUTE
+from pathways_runtime.worker import mlir
 
 try:
     # From jaxlib 0.10.2 on, XLA's own values are in a library of their own.
@@ -156,6 +151,18 @@ def make_plugin_client(platform: str, membership: Membership | None) -> tuple[Cl
     return xla_client.make_c_api_client(platform, options, runtime), runtime
 
 
+def describe_tpu(topology: str, num_slices: int) -> Client:
+    """libtpu's compiler for slices of a topology (``v5e:4x4``): a client that can do nothing but ``compile_only``.
+
+    Raises:
+        PjrtError: libtpu does not know the topology. ModuleNotFoundError: there is no libtpu.
+    """
+    from jax.experimental import topologies
+
+    description = topologies.get_topology_desc(topology, "tpu", num_slices=num_slices)
+    return description.devices[0].client
+
+
 def describe_platform(platform: str) -> tuple[str, str]:
     """(platform version, device kind). Makes a client of its own for a moment where that is cheap."""
     if platform != "cpu":
@@ -163,6 +170,36 @@ def describe_platform(platform: str) -> tuple[str, str]:
         return platform, platform
     client = xla_client.make_cpu_client(asynchronous=True, num_devices=1)
     return str(client.platform_version), str(client.local_devices()[0].device_kind)
+
+
+def compiler_version(client: Client) -> str:
+    """The build of a client's compiler. For TPU, what else its version says is of the devices."""
+    version = str(client.platform_version)
+    builds = [line for line in version.splitlines() if line.startswith("Built on ")]
+    return "\n".join(builds) if client.platform == "tpu" and builds else version
+
+
+def describe_hardware(devices: Sequence[Device]) -> str:
+    """Kind and places of devices, where code depends on them: in order, the coordinates of each in its torus.
+
+    Processors of kind cpu are described by their features (``compile_cache.cpu_features``).
+    """
+    if devices[0].platform == "cpu":
+        return ""
+    kinds = sorted({str(device.device_kind) for device in devices})
+    # A client of one slice may call it anything; what counts is which of them are the same.
+    numbers = {index: place for place, index in enumerate(dict.fromkeys(map(_slice_index, devices)))}
+    places = [
+        f"{numbers[_slice_index(device)]}:{list(device.coords)}/{device.core_on_chip}"
+        for device in devices
+        if hasattr(device, "coords")
+    ]
+    return "\n".join([*kinds, *places])
+
+
+def _slice_index(device: Device) -> int:
+    index = getattr(device, "slice_index", None)
+    return 0 if index is None else int(index)
 
 
 def leave(runtime: Any) -> None:
@@ -371,8 +408,17 @@ def compile_program(
     """
     if callbacks:
         # With callbacks jaxlib takes a module only.
-        return client.compile_and_load(_parse(program), devices, options, list(callbacks))
+        return client.compile_and_load(mlir.parse(program), devices, options, list(callbacks))
     return client.compile_and_load(program, devices, options)
+
+
+def compile_only(client: Client, program: bytes, devices: DeviceList, options: CompileOptions) -> Executable:
+    """Compile StableHLO for devices that are only described (``describe_tpu``); the result cannot be launched.
+
+    Raises:
+        PjrtError: the program or an option is wrong, or does not fit. ValueError: it cannot be parsed.
+    """
+    return client.compile(mlir.parse(program), devices, options)
 
 
 def load_program(
@@ -485,167 +531,6 @@ def _shape(shape: Any) -> tuple[Shape, DType]:
     return tuple(shape.dimensions()), DTYPE_OF_NUMPY[shape.numpy_dtype().name]
 
 
-_DTYPE_OF_MLIR = {
-    "i1": DType.PRED,
-    "i8": DType.S8,
-    "i16": DType.S16,
-    "i32": DType.S32,
-    "i64": DType.S64,
-    "i2": DType.S2,
-    "i4": DType.S4,
-    "ui1": DType.U1,
-    "ui2": DType.U2,
-    "ui4": DType.U4,
-    "ui8": DType.U8,
-    "ui16": DType.U16,
-    "ui32": DType.U32,
-    "ui64": DType.U64,
-    "f16": DType.F16,
-    "f32": DType.F32,
-    "f64": DType.F64,
-    "bf16": DType.BF16,
-    "complex<f32>": DType.C64,
-    "complex<f64>": DType.C128,
-    "f8E5M2": DType.F8E5M2,
-    "f8E4M3FN": DType.F8E4M3FN,
-    "f8E4M3B11FNUZ": DType.F8E4M3B11FNUZ,
-    "f8E5M2FNUZ": DType.F8E5M2FNUZ,
-    "f8E4M3FNUZ": DType.F8E4M3FNUZ,
-    "f8E4M3": DType.F8E4M3,
-    "f8E3M4": DType.F8E3M4,
-    "f8E8M0FNU": DType.F8E8M0FNU,
-    "f4E2M1FN": DType.F4E2M1FN,
-    "f6E2M3FN": DType.F6E2M3FN,
-    "f6E3M2FN": DType.F6E3M2FN,
-}
-
-
-def without_locations(program: bytes) -> bytes:
-    """A StableHLO program less what says where in the user's files it comes from: equal for equal programs.
-
-    Raises:
-        ValueError: it cannot be parsed.
-    """
-    module = _parse(program)
-    with module.context:
-        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
-    return _bytecode(module)
-
-
-class CallingProgram(NamedTuple):
-    """A program with callbacks.
-
-    Attributes:
-        program: MLIR bytecode, the same for all clients.
-        client: whose functions they are.
-        numbers: of the functions, at that client.
-    """
-
-    program: bytes
-    client: str
-    numbers: tuple[int, ...]
-
-
-#: The custom calls of ``jax.experimental.buffer_callback``.
-_BUFFER_CALLBACK = b"xla_buffer_python_"
-
-
-def calling_program(program: bytes) -> CallingProgram | None:
-    """A StableHLO program's callbacks, taken from what the client's plugin has written on it; None: it has none.
-
-    Raises:
-        ValueError: it cannot be parsed, or its callbacks want the devices' memory.
-    """
-    if CLIENT_ATTRIBUTE.encode() not in program:
-        return None
-    if _BUFFER_CALLBACK in program:
-        raise ValueError(
-            "buffer_callback hands the memory of a device to the Python function, which runs in another process: "
-            "use jax.pure_callback or io_callback"
-        )
-    module = _parse(program)
-    with module.context:
-        attributes = module.operation.attributes
-        client = ir.StringAttr(attributes[CLIENT_ATTRIBUTE]).value
-        numbers = tuple(map(int, ir.DenseI64ArrayAttr(attributes[NUMBERS_ATTRIBUTE])))
-        del attributes[CLIENT_ATTRIBUTE]
-        del attributes[NUMBERS_ATTRIBUTE]
-    return CallingProgram(_bytecode(module), client, numbers)
-
-
-def with_one_more_parameter(program: bytes, shape: Shape, dtype: np.dtype[Any]) -> bytes:
-    """A StableHLO program whose ``main`` has a parameter more, at the end, which it does not use.
-
-    Raises:
-        ValueError: it has no function ``main``, or it cannot be parsed.
-    """
-    module = _parse(program)
-    with module.context, ir.Location.unknown():
-        main = _main(module)
-        kind = ir.RankedTensorType.get(shape, jax_mlir.dtype_to_ir_type(dtype))
-        main.regions[0].blocks[0].add_argument(kind, ir.Location.unknown())
-        signature = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-        main.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([*signature.inputs, kind], list(signature.results))
-        )
-        if "arg_attrs" in main.attributes:
-            replicated = ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get("{replicated}")})
-            main.attributes["arg_attrs"] = ir.ArrayAttr.get([*ir.ArrayAttr(main.attributes["arg_attrs"]), replicated])
-    return _bytecode(module)
-
-
-def as_bytecode(text: bytes) -> bytes:
-    """A program in MLIR's text form as bytecode.
-
-    Raises:
-        ValueError: it cannot be parsed.
-    """
-    return _bytecode(_parse(text))
-
-
-def _bytecode(module: Any) -> bytes:
-    written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    return written.getvalue()
-
-
-def _parse(program: bytes) -> Any:
-    context = jax_mlir.make_ir_context()
-    # jaxlib raises several types for "not a portable artifact": it may be plain MLIR.
-    with contextlib.suppress(Exception):
-        return stablehlo.deserialize_portable_artifact(context, program)
-    try:
-        return ir.Module.parse(program, context)
-    except Exception as failure:
-        raise ValueError(f"not a StableHLO program: {failure}") from failure
-
-
-def global_outputs(program: bytes) -> list[tuple[Shape, DType]]:
-    """Global shapes and types of a StableHLO program's outputs.
-
-    Raises:
-        ValueError: it has no function ``main``, or it cannot be parsed.
-    """
-    module = _parse(program)
-    with module.context:
-        function_type = ir.FunctionType(ir.TypeAttr(_main(module).attributes["function_type"]).value)
-        return [_mlir_shape(result) for result in function_type.results]
-
-
-def _main(module: Any) -> Any:
-    for operation in module.body.operations:
-        if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
-            return operation
-    raise ValueError("the program has no function 'main'")
-
-
-def _mlir_shape(result: Any) -> tuple[Shape, DType]:
-    if not isinstance(result, ir.RankedTensorType):
-        return (), DType.TOKEN
-    tensor = ir.RankedTensorType(result)
-    return tuple(tensor.shape), _DTYPE_OF_MLIR[str(tensor.element_type)]
-
-
 def sharding_protos(shardings: Sequence[Any] | None) -> tuple[bytes, ...] | None:
     """Serialized ``OpSharding`` values."""
     return None if shardings is None else tuple(bytes(sharding.SerializeToString()) for sharding in shardings)
@@ -663,8 +548,15 @@ def output_memory_kinds(executable: Executable, num_outputs: int) -> tuple[str, 
 
 
 def fingerprint(executable: Executable) -> bytes:
-    """Equal for equal programs; empty if PJRT has none."""
-    return bytes(executable.fingerprint or b"")
+    """Equal for equal programs; empty if PJRT has none, as for what is not loaded."""
+    return bytes(getattr(executable, "fingerprint", None) or b"")
+
+
+def generated_code_bytes(executable: Executable) -> int:
+    """The size of its machine code."""
+    size = getattr(executable, "size_of_generated_code_in_bytes", None)
+    # What is not loaded says it among the rest.
+    return memory_stats(executable)["generated_code_size_in_bytes"] if size is None else int(size())
 
 
 def memory_stats(executable: Executable) -> dict[str, int]:

@@ -4,6 +4,7 @@ import functools
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
-from pathways_runtime.worker import callbacks, gates, pjrt, protobuf, threads
+from pathways_runtime.worker import callbacks, gates, mlir, pjrt, protobuf, threads
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
 from pathways_runtime.worker.shards import Shards
 from pathways_runtime.worker.worlds import Placement, World
@@ -94,7 +95,9 @@ class LoadedProgram:
     def copied(self, array: pjrt.Array, original: Placement) -> pjrt.Array:
         """A copy of an argument that the program may take over."""
         placement = self.world.placement(self.devices, original.memory_kind)
-        return pjrt.copy(array, placement.device_list, placement.sharding)
+        # What a program that spans hosts gave is an array over the devices of all of them to PJRT.
+        local = pjrt.join(pjrt.shards(array), placement.sharding)
+        return pjrt.copy(local, placement.device_list, placement.sharding)
 
     def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
         """Enqueue one execution; see ``pjrt.execute``."""
@@ -148,6 +151,61 @@ class Loaded:
         self.is_from_cache = is_from_cache
 
 
+class Prepared(NamedTuple):
+    """What is compiled, and the name of the result in the compile cache.
+
+    Attributes:
+        program: StableHLO, without what says whose callbacks it has.
+        settings: compile options with the world's devices.
+        physical: these devices.
+        is_gated: ``program`` has a parameter more than the client's; see ``gates``.
+    """
+
+    program: bytes
+    settings: pjrt.CompileOptions
+    physical: pjrt.DeviceList
+    forwarders: Sequence[callbacks.Forwarder]
+    is_gated: bool
+    key: str
+
+
+def prepare(
+    world: World,
+    devices: tuple[DeviceId, ...],
+    program: bytes,
+    options: bytes,
+    call: callbacks.Call = callbacks.nobody,
+) -> Prepared:
+    """Everything before the compiler; arguments as of ``load``.
+
+    Raises:
+        ValueError: the program or the options are not what they should be.
+    """
+    settings = worker_options(options, world, devices)
+    calling = mlir.calling_program(program)
+    forwarders: Sequence[callbacks.Forwarder] = ()
+    if calling is not None:
+        program = calling.program
+        forwarders = callbacks.forwarders(call, *calling.functions)
+    is_gated = calling is not None and world.needs_gate(devices)
+    if is_gated:
+        program = mlir.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
+        pjrt.allow_one_more_parameter(settings)
+    rows = assignment(options, devices)
+    flat = [device for row in rows for device in row]
+    physical = pjrt.device_list(world.devices(flat))
+    # PJRT's ids depend on how many processes share the devices. An executable does not, nor should its name.
+    pjrt.set_assignment(settings, [[world.number(device) for device in row] for row in rows])
+    key = cache_key(
+        mlir.without_locations(program),
+        settings.SerializeAsString(),
+        _environment(pjrt.compiler_version(world.client), world.client.platform == "cpu"),
+        world.hardware(flat),
+    )
+    pjrt.set_assignment(settings, _ids(world, rows))
+    return Prepared(program, settings, physical, forwarders, is_gated, key)
+
+
 def load(
     world: World,
     devices: tuple[DeviceId, ...],
@@ -166,20 +224,7 @@ def load(
     Raises:
         PjrtError: it does not compile. ValueError: the program or the options are not what they should be.
     """
-    settings = worker_options(options, world, devices)
-    calling = pjrt.calling_program(program)
-    forwarders: Sequence[callbacks.Forwarder] = ()
-    if calling is not None:
-        program = calling.program
-        forwarders = callbacks.forwarders(call, calling.client, calling.numbers)
-    is_gated = calling is not None and world.needs_gate(devices)
-    if is_gated:
-        program = pjrt.with_one_more_parameter(program, gates.SHAPE, gates.DTYPE)
-        pjrt.allow_one_more_parameter(settings)
-    physical = pjrt.device_list(world.devices([d for row in assignment(options, devices) for d in row]))
-    key = cache_key(
-        pjrt.without_locations(program), settings.SerializeAsString(), _environment(world.client.platform_version)
-    )
+    program, settings, physical, forwarders, is_gated, key = prepare(world, devices, program, options, call)
     compiled = cache.load(key)
     if compiled is not None:
         try:
@@ -198,9 +243,15 @@ def load(
 
 
 @functools.cache
-def _environment(platform_version: str) -> str:
-    """What compiled code depends on besides program and options."""
-    return "\n".join([pjrt.jaxlib_version(), platform_version, cpu_features(), os.environ.get("XLA_FLAGS", "")])
+def _environment(compiler_version: str, is_for_this_processor: bool) -> str:
+    """What compiled code depends on besides program, options and devices."""
+    features = cpu_features() if is_for_this_processor else ""
+    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    return "\n".join([pjrt.jaxlib_version(), compiler_version, features, *flags])
+
+
+def _ids(world: World, rows: list[list[DeviceId]]) -> list[list[int]]:
+    return [[world.device(device).id for device in row] for row in rows]
 
 
 def assignment(options: bytes, devices: tuple[DeviceId, ...]) -> list[list[DeviceId]]:
@@ -226,7 +277,7 @@ def worker_options(options: bytes, world: World, devices: tuple[DeviceId, ...]) 
         pjrt.parse_compile_options(options),
         pjrt.parse_compile_options(protobuf.without(options, _OPTIONS_BUILD, _BUILD_DEBUG)),
     )
-    pjrt.set_assignment(settings, [[world.device(d).id for d in row] for row in assignment(options, devices)])
+    pjrt.set_assignment(settings, _ids(world, assignment(options, devices)))
     return settings
 
 
@@ -235,7 +286,7 @@ def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters:
     module = pjrt.optimized_module(executable)
     serialized = pjrt.module_bytes(module)
     signature = pjrt.signature(serialized)
-    outputs = pjrt.global_outputs(program)
+    outputs = mlir.global_outputs(program)
     donated = donated_parameters(serialized)
     kinds = pjrt.output_memory_kinds(executable, len(outputs))
     shardings = executable.get_parameter_shardings()
@@ -252,7 +303,7 @@ def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters:
         output_shapes=tuple(shape for shape, _ in outputs),
         donated_inputs=donated,
         memory_stats=pjrt.memory_stats(executable),
-        generated_code_bytes=int(executable.size_of_generated_code_in_bytes()),
+        generated_code_bytes=pjrt.generated_code_bytes(executable),
         cost_analysis=pjrt.cost_analysis(executable),
         text=module.to_string(),
     )

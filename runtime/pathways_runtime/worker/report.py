@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 from pathways_runtime.transport.dataplane import DataPlane
+from pathways_runtime.worker.collectives import Collectives
 from pathways_runtime.worker.dispatch import Dispatcher
 
 
-def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane) -> dict[str, Any]:
+def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane, collectives: Collectives) -> dict[str, Any]:
     """What this host holds and what waits here, as plain values."""
     now_ns = time.monotonic_ns()
     snapshot = dispatcher.snapshot()
@@ -29,6 +30,7 @@ def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane) -> dict[
             "host_buffers": sum(link.bytes_received + link.bytes_sent for link in links) + snapshot.closed_links_bytes,
             "shared_memory": moved["shared_memory"],
             "socket": moved["socket"],
+            "collectives": collectives.bytes_out(),
         },
         "arrays": sum(session["arrays"] for session in snapshot.sessions),
         "bytes": sum(session["bytes"] for session in snapshot.sessions),

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from pathways_runtime.transport.lifeline import (
 )
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
+from pathways_runtime.worker import private_sockets
 from pathways_runtime.worker.relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -113,6 +115,8 @@ def executor_environment(inherited: Mapping[str, str], options: SupervisorOption
     environment.setdefault("PYTHONFAULTHANDLER", "1")
     if options.worker_xla_flags:
         environment["XLA_FLAGS"] = options.worker_xla_flags
+    if options.platform == "cpu":
+        environment |= private_sockets.preload(environment, options.run_dir)
     return environment
 
 
@@ -308,6 +312,7 @@ class Supervisor:
             returncode = await child.stop_on_loop(STOP_GRACE_S)
             for path in self._sockets(epoch):
                 path.unlink(missing_ok=True)
+            shutil.rmtree(private_sockets.folder_beside(self._data_address(epoch)), ignore_errors=True)
             logger.info("executor of epoch %d ended: exit code %d", epoch, returncode)
             self._events.write("executor_exited", epoch=epoch, returncode=returncode)
             self._report_exit(epoch, returncode, log_tail(log_path, LOG_TAIL_LINES))
@@ -323,6 +328,9 @@ class Supervisor:
 
     def _data_socket(self, epoch: int) -> Path:
         return self._options.run_dir / f"data-{self._options.worker_id}-{epoch}.sock"
+
+    def _data_address(self, epoch: int) -> str:
+        return str(addresses.UnixAddress(str(self._data_socket(epoch).absolute())))
 
     def _sockets(self, epoch: int) -> list[Path]:
         """What an executor that was killed leaves behind."""
@@ -340,7 +348,7 @@ class Supervisor:
             *("--num-devices", str(options.devices_per_host)),
             *("--platform", options.platform),
             *("--compile-cache", str(options.compile_cache)),
-            *("--data-listen", str(addresses.UnixAddress(str(self._data_socket(epoch).absolute())))),
+            *("--data-listen", self._data_address(epoch)),
         ]
         if relay_address:
             argv.append("--behind-relay")

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways_runtime.core.ids import DeviceId, HostIndex, WorldId
@@ -66,6 +66,7 @@ class World:
         hosts: the members in rank order.
         rank: of this host.
         gloo: where its collectives listen, if they are gloo's.
+        by_rank: the client's devices, of each member in local order; by default those of the process with its rank.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class World:
         client: pjrt.Client,
         runtime: Any,
         gloo: gloo_sockets.Listener | None = None,
+        by_rank: Mapping[int, list[pjrt.Device]] | None = None,
     ) -> None:
         self.id = world
         self.hosts = hosts
@@ -85,7 +87,7 @@ class World:
         self._topology = topology
         self._runtime = runtime
         self._gloo = gloo
-        self._by_process = pjrt.devices_by_process(client)
+        self._by_rank = pjrt.devices_by_process(client) if by_rank is None else by_rank
         self._rank_of = {host: place for place, host in enumerate(hosts)}
         self._gates: dict[DeviceId, Gate] = {}
         self._placements: dict[tuple[tuple[DeviceId, ...], str | None], Placement] = {}
@@ -97,7 +99,16 @@ class World:
             KeyError: it is not in this world.
         """
         rank = self._rank_of[self._topology.host_of(device)]
-        return self._by_process[rank][self._topology.local_index_of(device)]
+        return self._by_rank[rank][self._topology.local_index_of(device)]
+
+    def number(self, device: DeviceId) -> int:
+        """The same in every world of this form, whoever made its client: by rank, then by place on the host."""
+        rank = self._rank_of[self._topology.host_of(device)]
+        return rank * self._topology.devices_per_host + self._topology.local_index_of(device)
+
+    def hardware(self, devices: Sequence[DeviceId]) -> str:
+        """What code for ``devices`` depends on besides its compiler, in words."""
+        return pjrt.describe_hardware(self.devices(devices))
 
     def devices(self, devices: Sequence[DeviceId]) -> list[pjrt.Device]:
         """Several of them."""

@@ -86,14 +86,6 @@ def test_shards_that_do_not_add_up(
     assert not session.stored, "the buffers are dropped all the same"
 
 
-def test_strings_are_not_there_yet(session: SessionDriver, client: Client) -> None:
-    handle = client.mint()
-    session.stored[handle] = VALUES
-    refusal = client.refused(requests.MakeArrayFromHostBuffer(DType.STRING, (), ON_SLICE_0, handle, None, handle))
-    assert refusal == Status(Code.UNIMPLEMENTED, "arrays of strings (KIND_STRING) are not implemented")
-    assert not session.stored
-
-
 def test_a_copy_that_stays_is_an_alias(session: SessionDriver, client: Client) -> None:
     array, alias = client.array(ROWS_0), client.mint()
     session.ask(requests.CopyArrays((array,), SLICE_0, "", ArrayCopySemantics.ALWAYS_COPY, (alias,)))

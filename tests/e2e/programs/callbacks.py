@@ -1,10 +1,13 @@
 """Python functions called by programs: prints what each check gave, as JSON. Plain JAX must give the same."""
 
 import contextlib
+import gc
 import io
 import json
 import os
+import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +323,28 @@ def functions_compute_with_jax() -> Any:
         for function in (norm, with_other_arrays)
         for value in (x, on_devices, jax.device_put(x, NamedSharding(MESH, P("x"))))
     ]
+
+
+@check
+def functions_of_deleted_programs_are_freed() -> Any:
+    freed = threading.Semaphore(0)
+    num_programs = 6
+
+    def run(offset: int, x: Any) -> Any:
+        def add(v: Any) -> Any:
+            return np.asarray(v) + np.float32(offset)
+
+        weakref.finalize(add, freed.release)
+        return jax.jit(lambda v: jax.pure_callback(add, like(v), v))(x)
+
+    everywhere = jax.device_put(jnp.arange(8.0), NamedSharding(MESH, P("x")))
+    results = [run(i, (jnp.float32(0), everywhere)[i % 2]) for i in range(num_programs)]
+    jax.clear_caches()
+    gc.collect()
+    # An executor keeps the last program of each set of devices until the next one.
+    jax.block_until_ready([jax.jit(lambda v: v + 1)(x) for x in (jnp.float32(0), everywhere)])
+    num_freed = sum(freed.acquire(timeout=60) for _ in range(num_programs))
+    return num_freed, [float(np.asarray(result).sum()) for result in results]
 
 
 @check

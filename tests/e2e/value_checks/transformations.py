@@ -159,6 +159,19 @@ def donation_leaves_aliases_alone() -> Returned:
 
 
 @check(EXACT)
+def donated_results_that_somebody_holds() -> Returned:
+    """Parts of a result of a program over all hosts are in use when the result is donated: it is copied."""
+    step = jax.jit(lambda x, same: (x + 1, same), donate_argnums=(0, 1))
+    mesh = mesh_1d()
+    x, same = jax.device_put((ramp(8, 4), ramp(5)), (sharded(mesh, "x"), sharded(mesh)))
+    held = []
+    for _ in range(3):
+        held += [x.addressable_shards[5].data, same.addressable_shards[2].data]
+        x, same = step(x, same)
+    return x, same, held
+
+
+@check(EXACT)
 def some_arguments_donated() -> Returned:
     f = jax.jit(lambda a, b, c: (a + b, b * c, c - a), donate_argnames=("a", "c"))
     arrays = [jax.device_put(ramp(16) + i, sharded(mesh_1d(), "x")) for i in range(3)]

@@ -74,7 +74,16 @@ def test_what_is_copied_into_the_image_is_in_the_tree_and_in_the_context() -> No
     sources = [line.split()[1] for line in DOCKERFILE.splitlines() if line.startswith("COPY")]
     assert sources == ["slurm_pathways/sandbox/packages.py", ".", "docker/entrypoint"]
     assert all((ROOT / source).exists() for source in sources)
-    packaged = {"slurm_pathways", "runtime", "sbatch_templates", "pyproject.toml", "setup.cfg", "README.md", "LICENSE"}
+    packaged = {
+        "slurm_pathways",
+        "runtime",
+        "sbatch_templates",
+        "pyproject.toml",
+        "setup.cfg",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+    }
     assert packaged <= kept
 
 

@@ -44,6 +44,8 @@ class SessionState:
         self.futures: dict[Handle, Status | None] = {}
         #: By status handle.
         self.outcomes: dict[Handle, ExecutionOutcome] = {}
+        #: The executable that has begun a trace of the hosts, see ``plugins``.
+        self.tracing: Handle | None = None
         self.out: list[Instruction] = []
         self._last_op = 0
         self._next_handle: int = SERVER_HANDLES_START

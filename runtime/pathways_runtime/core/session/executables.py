@@ -6,17 +6,25 @@ from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId
 from pathways_runtime.core.session.arrays import Placement
 from pathways_runtime.core.session.events import CompiledProgram
+from pathways_runtime.core.session.plugin_programs import Plugin
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status, error
 from pathways_runtime.core.topology import Topology
 
 
 class OutputSpec(msgspec.Struct, frozen=True, gc=False):
-    """What every execution of an executable returns at one position."""
+    """What every execution of an executable returns, or takes, at one position."""
 
     dtype: DType
     shape: Shape
     placement: Placement
+
+
+class Function(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a function of colocated Python: see ``core.session.functions``."""
+
+    name: str
+    inputs: tuple[OutputSpec, ...]
 
 
 class ExecutableRecord(msgspec.Struct):
@@ -32,6 +40,8 @@ class ExecutableRecord(msgspec.Struct):
         waiting: the Compile request to answer, until it is.
         needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
             over, and it must be loaded again in the next one.
+        plugin: what it does, if it is no program of XLA's; nothing else of it is on workers then.
+        function: of colocated Python, if that is what it is.
     """
 
     program: bytes
@@ -46,6 +56,8 @@ class ExecutableRecord(msgspec.Struct):
     is_deleted: bool = False
     waiting: RequestId | None = None
     needed_hosts: tuple[HostIndex, ...] = ()
+    plugin: Plugin | None = None
+    function: Function | None = None
 
     def __post_init__(self) -> None:
         if not self.needed_hosts:

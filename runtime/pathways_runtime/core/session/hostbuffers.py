@@ -110,8 +110,6 @@ def drop_host_buffers(
 
 
 def _placement(state: SessionState, spec: ArraySpec) -> Placement:
-    if spec.dtype is DType.STRING:
-        raise error(Code.UNIMPLEMENTED, "arrays of strings (KIND_STRING) are not implemented")
     if spec.dtype in (DType.TOKEN, DType.OPAQUE):
         raise error(Code.INVALID_ARGUMENT, f"an array of {spec.dtype.name} cannot be made from a host buffer")
     placement = state.placements.intern(spec.sharding)

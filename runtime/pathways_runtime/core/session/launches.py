@@ -2,7 +2,7 @@
 
 from pathways_runtime.core.ids import Handle, OpId, RequestId
 from pathways_runtime.core.operations import Launch
-from pathways_runtime.core.session import requests, responses
+from pathways_runtime.core.session import functions, plugins, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
 from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState
 from pathways_runtime.core.session.executables import ExecutableRecord
@@ -13,7 +13,9 @@ from pathways_runtime.core.status import Code, Status, error
 _EXECUTED = responses.Executed(Handle(0), ())
 
 
-def execute(state: SessionState, _: RequestId, request: requests.LoadedExecutableExecute) -> responses.Response:
+def execute(
+    state: SessionState, request_id: RequestId, request: requests.LoadedExecutableExecute
+) -> responses.Response:
     """LoadedExecutableExecute.
 
     An execution that cannot run because of what failed earlier (an argument is poisoned, the executable is not loaded)
@@ -22,6 +24,10 @@ def execute(state: SessionState, _: RequestId, request: requests.LoadedExecutabl
     """
     executable_handle = request.loaded_executable_handle
     executable, compiled = state.executables.find_live(executable_handle)
+    if executable.plugin is not None:
+        return plugins.execute(state, request_id, request, executable)
+    if executable.function is not None:
+        return functions.execute(state, request, executable)
     args = request.args_handles
     if request.device_ids and request.device_ids != executable.devices:
         raise error(

@@ -35,7 +35,7 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
             state.executables.stand_ins[stand_in] = StandIn(handle, stand_in_hosts)
             state.out.append(CompileProgram(stand_in, request.program, request.options, substitutes))
             return
-    _load(state, handle, record)
+    load(state, handle, record)
 
 
 def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
@@ -78,7 +78,7 @@ def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: Prog
     _submit_delete(state, stand_in_handle, stand_in.hosts)
     _answer(state, stand_in.executable, record, event.program, event.failure)
     if stand_in.executable in table.records and state.placements.first_loss(record.needed_hosts) is None:
-        _load(state, stand_in.executable, record)
+        load(state, stand_in.executable, record)
 
 
 def _answer(
@@ -93,7 +93,11 @@ def _answer(
     assert request_id is not None
     if program is not None:
         try:
-            record.outputs = _output_specs(state, record, program)
+            if record.function is None:
+                record.outputs = _output_specs(state, record, program)
+            else:
+                # What it is like is known already, and workers know no more of it.
+                program = CompiledProgram(record.function.name, b"", ())
         except StatusError as wrong:
             program, failure = None, wrong.status
     if program is None:
@@ -121,7 +125,8 @@ def _output_specs(state: SessionState, record: ExecutableRecord, program: Compil
     return tuple(specs)
 
 
-def _load(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
+def load(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
+    """Have all hosts of a program load it; ProgramCompiled answers."""
     record.loads_pending += 1
     state.out.append(CompileProgram(handle, record.program, record.options, record.devices))
 
@@ -152,7 +157,7 @@ def load_again(state: SessionState, host: HostIndex) -> None:
         ):
             continue
         if record.compiled is not None or record.loads_pending:
-            _load(state, handle, record)
+            load(state, handle, record)
 
 
 def delete(state: SessionState, _: RequestId, request: requests.LoadedExecutableDelete) -> responses.Response:
@@ -168,6 +173,9 @@ def destruct(state: SessionState, _: RequestId, request: requests.LoadedExecutab
     record = state.executables.find(handle)
     _delete(state, handle, record)
     del state.executables.records[handle]
+    if state.tracing == handle:
+        # Nobody can end the trace that it has begun.
+        state.tracing = None
     if record.loads_pending:
         state.executables.abandoned[handle] = record
     return responses.EMPTY

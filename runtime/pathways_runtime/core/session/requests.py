@@ -287,6 +287,7 @@ class LoadedExecutableExecute(Request, frozen=True):
         non_donatable_input_indices: arguments that must survive.
         fill_status: the client will ask for the outcome with LoadedExecutableFetchExecuteResult, once.
         result_status_handle: where the outcome is kept.
+        execution_stream: executions of one stream, which is a thread of the client, are made one after another.
     """
 
     loaded_executable_handle: Handle
@@ -296,6 +297,7 @@ class LoadedExecutableExecute(Request, frozen=True):
     fill_status: bool = False
     non_donatable_input_indices: tuple[int, ...] = ()
     device_ids: tuple[DeviceId, ...] = ()
+    execution_stream: int = 0
 
 
 class LoadedExecutableFetchExecuteResult(Request, frozen=True):

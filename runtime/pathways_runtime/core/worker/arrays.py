@@ -54,12 +54,14 @@ class Program(msgspec.Struct, frozen=True):
         donated: argument positions whose memory the program takes over.
         spans_hosts: other hosts take part: every launch must be enqueued here, come what may, or they would hang.
         value: the shell's.
+        is_function: of colocated Python: it is called, not launched.
     """
 
     devices: tuple[DeviceId, ...]
     donated: tuple[int, ...]
     spans_hosts: bool
     value: Any
+    is_function: bool = False
 
 
 class ShardRef(msgspec.Struct, frozen=True):

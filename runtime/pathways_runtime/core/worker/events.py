@@ -97,6 +97,16 @@ class ArrayFailed(Event, frozen=True):
     failure: Status
 
 
+class CallReturned(Event, frozen=True):
+    """A call of MakeCall is over: ``values`` of its results, or why there are none."""
+
+    session: SessionId
+    op_id: OpId
+    results: tuple[LocalArray, ...]
+    values: tuple[Any, ...]
+    failure: Status | None
+
+
 class ReadTaken(Event, frozen=True):
     """Readers that instructions announced (``LocalArray.num_readers``) have their view or gave up; one per entry."""
 

@@ -8,7 +8,8 @@ from pathways_runtime.core.ids import Handle, HostIndex, OpId, SessionId, WaitId
 from pathways_runtime.core.operations import ShardedResult
 from pathways_runtime.core.sharding import Box
 from pathways_runtime.core.status import Status
-from pathways_runtime.core.worker.arrays import LocalArray, ShardRef
+from pathways_runtime.core.stored import StoredArray, TileIndex
+from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 from pathways_runtime.core.worker.launches import PendingLaunch
 
 
@@ -56,6 +57,37 @@ class ShareShards(Instruction, frozen=True):
     array: LocalArray
     result: ShardedResult
     sources: tuple[ShardRef, ...]
+
+
+class MakeCall(Instruction, frozen=True):
+    """Call a function in the session's Python process; answer with CallReturned, and ReadTaken for every argument that
+    has shards here. Calls of one stream are made one after another, in the order of these instructions.
+
+    Attributes:
+        arguments: None for one without shards here.
+        results: the arrays that it brings about, with what they are like.
+    """
+
+    session: SessionId
+    op_id: OpId
+    program: Program
+    stream: int
+    arguments: tuple[LocalArray | None, ...]
+    results: tuple[tuple[LocalArray, ShardedResult], ...]
+
+
+class CountCall(Instruction, frozen=True):
+    """Tell the controller that a call is over here."""
+
+    session: SessionId
+    op_id: OpId
+
+
+class ForgetFunction(Instruction, frozen=True):
+    """The session's Python process needs a function no more. Later calls begin when it has let go of it."""
+
+    session: SessionId
+    program: Program
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -158,7 +190,71 @@ class Report(Instruction, frozen=True):
     failure: Status
 
 
+class BeginTrace(Instruction, frozen=True):
+    """Begin a trace of this process, and tell the proxy as of an Await."""
+
+    session: SessionId
+    wait_id: WaitId
+    host_tracer_level: int
+    python_tracer_level: int
+
+
+class EndTrace(Instruction, frozen=True):
+    """End the session's trace, write it, and tell the proxy as of an Await."""
+
+    session: SessionId
+    wait_id: WaitId
+    folder: str
+    run: str
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """A part of an array to be written.
+
+    Attributes:
+        is_first: of its array; who writes this one says how the array lies, too.
+        source: the shard that holds it; None if the array has no element, so that there is no part.
+    """
+
+    target: StoredArray
+    index: TileIndex
+    is_first: bool
+    source: ShardRef | None
+
+
+class StoreTiles(Instruction, frozen=True):
+    """Write tiles to files, and tell the proxy as of an Await when they are on the disk. ReadTaken for ``arrays``.
+
+    Attributes:
+        arrays: of ``tiles``, one entry for each that has a source.
+        timeout_s: no further tile is begun after that.
+    """
+
+    session: SessionId
+    wait_id: WaitId
+    tiles: tuple[Tile, ...]
+    arrays: tuple[LocalArray, ...]
+    timeout_s: float
+
+
+class LoadArray(Instruction, frozen=True):
+    """Make an array of what is in files; answer as for MakeArray.
+
+    Attributes:
+        boxes: per device of ``array``, the part of the whole array that its shard holds.
+        timeout_s: no further part is begun after that.
+    """
+
+    session: SessionId
+    op_id: OpId
+    array: LocalArray
+    result: ShardedResult
+    source: StoredArray
+    boxes: tuple[Box, ...]
+    timeout_s: float
+
+
 class ForgetTransfers(Instruction, frozen=True):
-    """Drop what the data plane holds or expects for a session that is closed."""
+    """Drop what the data plane holds or expects for a session that is closed, and its trace."""
 
     session: SessionId

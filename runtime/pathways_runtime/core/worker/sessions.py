@@ -1,18 +1,29 @@
 """What an executor's core remembers of one session."""
 
+from collections import deque
 from typing import Any
 
 from pathways_runtime.core.ids import Handle, OpId, SessionId
-from pathways_runtime.core.operations import Alias, Await, Fetch, Move, ShardedResult, Transfer
+from pathways_runtime.core.operations import (
+    Alias,
+    Await,
+    CallFunction,
+    Fetch,
+    Move,
+    ShardedResult,
+    Transfer,
+    WriteArrays,
+)
 from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 
 
 class WaitingOperation:
-    """What goes on when arrays here are settled: an Await, a Fetch, a result of an Alias, the sends of a Transfer.
+    """What goes on when arrays here are settled: an Await, a Fetch, a result of an Alias, what a Transfer sends, what a
+    WriteArrays writes, a call.
 
     Attributes:
         arrays: what it needs, resolved when it was received.
-        subject: what it makes, for an Alias.
+        subject: what is made, sent or written.
     """
 
     __slots__ = ("arrays", "missing", "operation", "received_ns", "session", "subject")
@@ -20,7 +31,7 @@ class WaitingOperation:
     def __init__(
         self,
         session: "Session",
-        operation: Alias | Await | Fetch | Transfer,
+        operation: Alias | Await | Fetch | Transfer | WriteArrays | CallFunction,
         arrays: tuple[LocalArray, ...],
         received_ns: int,
         subject: Any = None,
@@ -110,11 +121,15 @@ class Session:
         wanted_pieces: which part of what waits for a move from another host, by (op id, move index).
         is_closed: what waits goes on no more.
         waiting: operations that wait for arrays.
+        calls: of functions, that have not begun, by stream; see ``core.worker.calls``.
+        forgotten: functions that some of ``calls`` still need, and nobody else.
     """
 
     __slots__ = (
         "arrays",
+        "calls",
         "early_buffers",
+        "forgotten",
         "id",
         "is_closed",
         "programs",
@@ -132,3 +147,5 @@ class Session:
         self.wanted_buffers: dict[tuple[OpId, int], list[BufferAssembly]] = {}
         self.wanted_pieces: dict[tuple[OpId, int], tuple[TransferAssembly, MovedPart]] = {}
         self.waiting: set[WaitingOperation] = set()
+        self.calls: dict[int, deque[WaitingOperation]] = {}
+        self.forgotten: list[Program] = []

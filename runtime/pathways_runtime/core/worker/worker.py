@@ -19,6 +19,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Session
 from pathways_runtime.core.operations import (
     Alias,
     Await,
+    CallFunction,
     Delete,
     DeleteExecutable,
     Fetch,
@@ -26,17 +27,24 @@ from pathways_runtime.core.operations import (
     MakeArrays,
     Move,
     Poison,
+    ReadArrays,
     ShardedResult,
+    StartTrace,
+    StopTrace,
     Transfer,
+    WriteArrays,
 )
 from pathways_runtime.core.sharding import box_shape, num_elements
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.stored import writers
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure
+from pathways_runtime.core.worker.calls import Calls
 from pathways_runtime.core.worker.events import (
     ArrayFailed,
     ArrayMade,
     BufferArrived,
+    CallReturned,
     Event,
     LaunchEnqueued,
     LaunchFailed,
@@ -52,11 +60,14 @@ from pathways_runtime.core.worker.instructions import (
     AnswerFetch,
     AssembleArray,
     AwaitReady,
+    BeginTrace,
     CountLaunch,
+    EndTrace,
     EnqueueLaunch,
     ExpectPiece,
     ForgetTransfers,
     Instruction,
+    LoadArray,
     MakeArray,
     OutgoingPiece,
     Part,
@@ -64,6 +75,8 @@ from pathways_runtime.core.worker.instructions import (
     SendPieces,
     SendValue,
     ShareShards,
+    StoreTiles,
+    Tile,
 )
 from pathways_runtime.core.worker.launches import PendingLaunch
 from pathways_runtime.core.worker.sessions import (
@@ -96,6 +109,7 @@ class WorkerCore:
         self.launches: deque[PendingLaunch] = deque()
         #: The one that the shell is enqueuing.
         self.enqueuing: PendingLaunch | None = None
+        self._calls = Calls(name, self._fail, self._settled)
         self._on_event: dict[type[Event], Callable[[Any, Instructions], None]] = {
             SessionOpened: self._session_opened,
             SessionClosed: self._session_closed,
@@ -108,6 +122,7 @@ class WorkerCore:
             ArrayMade: self._array_made,
             ArrayFailed: self._array_failed,
             ReadTaken: self._read_taken,
+            CallReturned: self._calls.returned,
         }
         self._on_operation: dict[type[Any], Callable[[Session, Any, int, Instructions], None]] = {
             Launch: self._launch,
@@ -119,6 +134,11 @@ class WorkerCore:
             Fetch: self._fetch,
             DeleteExecutable: self._delete_executable,
             Poison: self._poison,
+            StartTrace: self._start_trace,
+            StopTrace: self._stop_trace,
+            WriteArrays: self._write_arrays,
+            CallFunction: self._call_function,
+            ReadArrays: self._read_arrays,
         }
 
     def handle(self, event: Event) -> Instructions:
@@ -433,8 +453,18 @@ class WorkerCore:
         source.array.num_readers += 1
         out.append(SendValue(waiting.session.id, operation.wait_id, source))
 
-    def _delete_executable(self, session: Session, operation: DeleteExecutable, _: int, __: Instructions) -> None:
-        session.programs.pop(operation.executable, None)
+    def _delete_executable(self, session: Session, operation: DeleteExecutable, _: int, out: Instructions) -> None:
+        program = session.programs.pop(operation.executable, None)
+        if program is not None and program.is_function:
+            self._calls.forget(session, program, out)
+
+    def _call_function(self, session: Session, operation: CallFunction, now_ns: int, out: Instructions) -> None:
+        results = [
+            (self._add_array(session, result, places), result)
+            for result in operation.results
+            if (places := self._places_here(result.devices))
+        ]
+        self._when_settled(self._calls.receive(session, operation, results, now_ns), out)
 
     def _poison(self, session: Session, operation: Poison, now_ns: int, out: Instructions) -> None:
         poisoned = set()
@@ -453,6 +483,48 @@ class WorkerCore:
                 dropped[id(assembly)] = assembly
         for assembly in dropped.values():
             _release(assembly.sources())
+
+    # Traces and files
+
+    def _start_trace(self, session: Session, operation: StartTrace, _: int, out: Instructions) -> None:
+        levels = (operation.host_tracer_level, operation.python_tracer_level)
+        out.append(BeginTrace(session.id, operation.wait_id, *levels))
+
+    def _stop_trace(self, session: Session, operation: StopTrace, _: int, out: Instructions) -> None:
+        out.append(EndTrace(session.id, operation.wait_id, operation.folder, operation.run))
+
+    def _write_arrays(self, session: Session, operation: WriteArrays, now_ns: int, out: Instructions) -> None:
+        tiles = []
+        for turn, (handle, target) in enumerate(zip(operation.handles, operation.targets, strict=True)):
+            chosen = writers(target.sharding, target.shape, turn)
+            for place, (device, index) in enumerate(chosen):
+                if self.topology.host_of(device) == self.host:
+                    tiles.append(Tile(target, index, place == 0, self._shard(session, handle, device)))
+            if not chosen and self.topology.host_of(target.sharding.devices[0]) == self.host:
+                tiles.append(Tile(target, (), True, None))
+        arrays = tuple([tile.source.array for tile in tiles if tile.source is not None])
+        _hold(arrays)
+        self._when_settled(WaitingOperation(session, operation, arrays, now_ns, tuple(tiles)), out)
+
+    def _store(self, waiting: WaitingOperation, out: Instructions) -> None:
+        operation = waiting.operation
+        assert isinstance(operation, WriteArrays)
+        failure = first_failure(waiting.arrays)
+        if failure is not None or not waiting.subject:
+            _release(waiting.arrays)
+            out.append(AnswerAwait(waiting.session.id, operation.wait_id, failure))
+            return
+        arrays = waiting.arrays
+        out.append(StoreTiles(waiting.session.id, operation.wait_id, waiting.subject, arrays, operation.timeout_s))
+
+    def _read_arrays(self, session: Session, operation: ReadArrays, _: int, out: Instructions) -> None:
+        for result, source in zip(operation.results, operation.sources, strict=True):
+            places = self._places_here(result.devices)
+            if places:
+                array = self._add_array(session, result, places)
+                boxes = source.sharding.boxes(source.shape)
+                here = tuple([boxes[place] for place in places])
+                out.append(LoadArray(session.id, operation.op_id, array, result, source, here, operation.timeout_s))
 
     # Arrays
 
@@ -536,6 +608,10 @@ class WorkerCore:
                 self._share(waiting, out)
             case Transfer():
                 self._send(waiting, out)
+            case WriteArrays():
+                self._store(waiting, out)
+            case CallFunction(stream=stream):
+                self._calls.begin(waiting.session, stream, out)
 
     # Reports
 

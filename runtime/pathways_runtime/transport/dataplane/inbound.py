@@ -25,6 +25,10 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 _MAX_HELLO_BYTES = 4096
 
 
+#: Given what a tunnel is for, gives who takes its connection over; raises OSError where it leads nowhere.
+OnTunnel = Callable[[int], Callable[[Connection], None]]
+
+
 class _Ended(Exception):
     """The connection has ended; the text says how."""
 
@@ -241,18 +245,28 @@ def serve_connection(
     poller: Poller,
     inbound_of: Callable[[Hello, Connection], Inbound],
     on_link_ended: Callable[[Inbound], None],
+    on_tunnel: OnTunnel,
 ) -> None:
     """The thread of an accepted connection: reads until it ends, then leaves the socket to the poller.
 
     Args:
         inbound_of: gives the link that a connection belongs to, joined.
         on_link_ended: called by the last connection of a link.
+        on_tunnel: see ``OnTunnel``.
     """
     inbound: Inbound | None = None
     stream = _Stream(sock)
     reason = ""
+    is_given_away = False
     try:
-        kind, _, _, _, _, _, length, _ = stream.head()
+        kind, number, _, _, _, _, length, _ = stream.head()
+        if kind == messages.TUNNEL:
+            take_over = on_tunnel(number)
+            # The peer sends no more before it has this.
+            sock.sendall(NOTICE.pack(messages.OPENED, number))
+            is_given_away = True
+            take_over(sock)
+            return
         if kind != messages.HELLO or length > _MAX_HELLO_BYTES:
             raise DataPlaneError("began without a hello")
         body = np.empty(length, np.uint8)
@@ -270,4 +284,5 @@ def serve_connection(
         stream.close()
         if inbound is not None and inbound.leave(sock, reason or "failed"):
             on_link_ended(inbound)
-        poller.retire(sock)
+        if not is_given_away:
+            poller.retire(sock)

@@ -12,8 +12,11 @@ some with payload bytes behind it; back come fixed-size notices about shared mem
     BLOCK     a whole payload of ``length`` bytes lies at the start of ``segment``, which is the receiver's until it is
     released DROP      ``segment`` is not used any more
 
+    TUNNEL    first, instead of HELLO: the connection is given away, to what ``segment`` says; it carries no messages
+
     RELEASE   back: the receiver has done with ``segment``
     KEEP      back: the receiver holds ``segment`` for as long as an array of its own lives
+    OPENED    back: whatever follows on this connection, either way, belongs to the tunnel
 """
 
 import struct
@@ -25,8 +28,8 @@ Key = tuple[int, int, int]
 
 DATA_PLANE_VERSION = 1
 
-HELLO, INLINE, CHUNK, SEGMENT, BLOCK, DROP = range(1, 7)
-RELEASE, KEEP = range(1, 3)
+HELLO, INLINE, CHUNK, SEGMENT, BLOCK, DROP, TUNNEL = range(1, 8)
+RELEASE, KEEP, OPENED = range(1, 4)
 
 #: Payloads below this travel in the message itself.
 INLINE_BYTES = 64 << 10
@@ -65,6 +68,11 @@ def encode_hello(hello: Hello) -> bytes:
     """HELLO with its payload."""
     body = msgspec.msgpack.encode(hello)
     return HEAD.pack(HELLO, 0, 0, 0, 0, 0, len(body), len(body)) + body
+
+
+def encode_tunnel(number: int) -> bytes:
+    """TUNNEL."""
+    return HEAD.pack(TUNNEL, number, 0, 0, 0, 0, 0, 0)
 
 
 def decode_hello(body: bytes) -> Hello:

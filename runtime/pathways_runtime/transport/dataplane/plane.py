@@ -4,15 +4,19 @@ import contextlib
 import functools
 import logging
 import os
+import select
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pathways_runtime.transport import addresses
-from pathways_runtime.transport.dataplane.inbound import Inbound, serve_connection
+from pathways_runtime.transport.dataplane import messages
+from pathways_runtime.transport.dataplane.inbound import Inbound, OnTunnel, serve_connection
 from pathways_runtime.transport.dataplane.memory import Bytes
 from pathways_runtime.transport.dataplane.messages import DATA_PLANE_VERSION, DataPlaneError, Hello, Key, PeerLost
 from pathways_runtime.transport.dataplane.outbound import Link, OnSent, report_sent
@@ -26,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: Per peer and direction: what may lie in shared memory or receive buffers unreleased.
 DEFAULT_BUDGET_BYTES = 512 << 20
+_TUNNEL_TIMEOUT_S = 10.0
 
 
 class DataPlane:
@@ -40,6 +45,7 @@ class DataPlane:
         force_sockets: never use shared memory.
         budget_bytes: see ``DEFAULT_BUDGET_BYTES``; one larger payload at a time may exceed it.
         network: where peers of other hosts reach it; None: all are on this host.
+        on_tunnel: where tunnels lead that peers open; None: nowhere.
 
     Attributes:
         address: what peers give to ``connect``.
@@ -52,6 +58,7 @@ class DataPlane:
         force_sockets: bool = False,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         network: Network | None = None,
+        on_tunnel: OnTunnel | None = None,
     ) -> None:
         self.address = self._local_address = listen_address
         self.host_key = host_key
@@ -70,6 +77,7 @@ class DataPlane:
         self._moved_lock = threading.Lock()
         self._moved = {"shared_memory": 0, "socket": 0}
         self._is_closed = False
+        self._on_tunnel = on_tunnel
         self._handshake = None if network is None else network.data_connecting()
         self._door: Door | None = None
         if network is not None and network.host is not None:
@@ -126,6 +134,34 @@ class DataPlane:
             report_sent(on_sent, PeerLost(f"host {host} is not connected"))
             return
         link.send(key, memory, on_sent)
+
+    def open_tunnel(self, host: int, number: int) -> Connection:
+        """A connection to a peer on another machine that carries whatever its two ends say; the caller's from now on.
+
+        Args:
+            number: what the peer's ``on_tunnel`` is given.
+
+        Raises:
+            OSError: the peer is not connected, not there in time, or refuses.
+        """
+        link = self._links.get(host)
+        if link is None:
+            raise ConnectionError(f"host {host} is not connected")
+        connection = addresses.connect(
+            addresses.way_to(link.address, False),
+            _TUNNEL_TIMEOUT_S,
+            lambda: self._is_closed or link.failure is not None,
+            self._handshake,
+        )
+        try:
+            connection.sendall(messages.encode_tunnel(number))
+            answer = _receive(connection, messages.NOTICE.size, f"host {host}")
+            if answer != messages.NOTICE.pack(messages.OPENED, number):
+                raise ConnectionError(f"host {host} refuses a tunnel to {number}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def expect(self, key: Key, on_arrived: OnArrived, source: int | None = None) -> None:
         """Have ``on_arrived`` called once with the payload of ``key``, or with its failure.
@@ -230,9 +266,14 @@ class DataPlane:
             thread.start()
 
     def _receive(self, sock: Connection) -> None:
-        serve_connection(sock, self._poller, self._inbound_of, self._link_ended)
+        serve_connection(sock, self._poller, self._inbound_of, self._link_ended, self._lead)
         with self._lock:
             self._receivers.pop(threading.current_thread(), None)
+
+    def _lead(self, number: int) -> Callable[[Connection], None]:
+        if self._on_tunnel is None:
+            raise DataPlaneError("came with a tunnel, which leads nowhere here")
+        return self._on_tunnel(number)
 
     def _inbound_of(self, hello: Hello, sock: Connection) -> Inbound:
         name = (hello.address, hello.link)
@@ -261,6 +302,27 @@ class DataPlane:
 
     def _hosts_at(self, address: str) -> list[int]:
         return [host for host, link in self._links.items() if link.address == address]
+
+
+def _receive(connection: Connection, size: int, peer: str) -> bytes:
+    """Raises:
+    OSError: the connection is broken, or they did not come in time.
+    """
+    received = b""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    deadline_s = time.monotonic() + _TUNNEL_TIMEOUT_S
+    while len(received) < size:
+        try:
+            part = connection.recv(size - len(received), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1e3):
+                raise TimeoutError(f"{peer} did not answer in {_TUNNEL_TIMEOUT_S:g} s") from None
+            continue
+        if not part:
+            raise ConnectionError(f"{peer} closed the connection")
+        received += part
+    return received
 
 
 def _bytes_of(buffer: npt.NDArray[Any] | memoryview) -> Bytes:

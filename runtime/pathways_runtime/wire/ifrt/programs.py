@@ -6,10 +6,14 @@ from typing import Any
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.session.events import CompiledProgram, ProgramOutput
+from pathways_runtime.core.session.functions import CompileFunction
+from pathways_runtime.core.session.plugin_programs import CompilePlugin
 from pathways_runtime.core.session.requests import Compile
 from pathways_runtime.core.sharding import REPLICATED
 from pathways_runtime.core.status import Code, error
 from pathways_runtime.wire.ifrt import schema
+from pathways_runtime.wire.ifrt.functions import CUSTOM_CALL_PROGRAM, decode_function
+from pathways_runtime.wire.ifrt.plugins import PLUGIN_PROGRAM, decode_plugin
 from pathways_runtime.wire.ifrt.shardings import decode_op_sharding_bytes
 from pathways_runtime.wire.ifrt.values import encode_xla_layout
 from pathways_runtime.wire.messages import ProgramMetadata
@@ -30,13 +34,18 @@ _NAME_OF_CALL_TO_CLIENT = re.compile(rb"(?<!\w)(" + b"|".join(_CALLS_TO_CLIENT) 
 _MEMORY_STATS = frozenset(schema.CompiledMemoryStatsProto.DESCRIPTOR.fields_by_name) - {"serialized_buffer_assignment"}
 
 
-def decode_compile(proto: Any) -> Compile:
+def decode_compile(proto: Any) -> Compile | CompilePlugin | CompileFunction:
     """The request that a CompileRequest states.
 
     Raises:
-        StatusError: UNIMPLEMENTED for programs that are not XLA's, host callbacks, functions that the compiler would
-            have to call in the client, and outputs in bundles; INVALID_ARGUMENT if no devices are assigned.
+        StatusError: UNIMPLEMENTED for programs that are neither XLA's nor plugin programs nor functions of colocated
+            Python, host callbacks, functions that the compiler would have to call in the client, and outputs in
+            bundles; INVALID_ARGUMENT if no devices are assigned.
     """
+    if proto.program.type_name == PLUGIN_PROGRAM:
+        return decode_plugin(proto.program.data)
+    if proto.program.type_name == CUSTOM_CALL_PROGRAM:
+        return decode_function(proto.program.data)
     if proto.program.type_name != XLA_PROGRAM:
         raise error(Code.UNIMPLEMENTED, f"programs of type {proto.program.type_name} are not supported")
     if proto.compile_options.type_name != XLA_COMPILE_OPTIONS:
@@ -116,8 +125,15 @@ def compiled_program(metadata: ProgramMetadata, num_devices: int) -> CompiledPro
     )
 
 
-def encode_metadata(metadata: ProgramMetadata, proto: Any) -> None:
-    """Write into a LoadedExecutableMetadataResponse."""
+def encode_metadata(metadata: ProgramMetadata | None, proto: Any) -> None:
+    """Write into a LoadedExecutableMetadataResponse. None, of what is no program of XLA: nothing is known of it."""
+    if metadata is None:
+        for failure in (proto.parameter_layouts_error, proto.output_layouts_error):
+            # The client takes default layouts then; an empty list would have to fit the outputs.
+            failure.code = int(Code.UNIMPLEMENTED)
+            failure.message = "only programs of XLA have layouts"
+        proto.donated_input_indices.SetInParent()
+        return
     if metadata.parameter_shardings is not None:
         proto.parameter_shardings.SetInParent()
         proto.parameter_shardings.shardings.extend(map(schema.OpSharding.FromString, metadata.parameter_shardings))

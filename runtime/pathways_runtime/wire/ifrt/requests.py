@@ -203,6 +203,7 @@ def _execute(proto: Any) -> core.Request:
         options.fill_status,
         tuple(options.non_donatable_input_indices),
         tuple(proto.device_ids),
+        options.execution_stream_id,
     )
 
 

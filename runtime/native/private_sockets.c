@@ -1,0 +1,279 @@
+/*
+ * Lets a library that only knows TCP, and no authentication, speak through Unix sockets: gloo in jaxlib.
+ *
+ * Preloaded into a process (LD_PRELOAD), it does nothing until slurm_pathways_private_sockets_use names a folder, which
+ * must be its user's alone. From then on the addresses 127.192.0.0/10 stand for members of a job: the low 22 bits are a
+ * member's number. A TCP socket that is bound or connected to such a stand-in becomes a Unix socket, on the same
+ * descriptor, and only this user can open what it leads to:
+ *
+ *	<folder>/<port>			where this process listens
+ *	<folder>/m<member>/<port>	where another one on this machine does: m<member> is a link to its folder
+ *	<folder>/m<member>		leads to a member elsewhere: a listener, which is told member and port first
+ *
+ * getsockname answers with the stand-in, and options of TCP have no effect on Unix sockets. Everything else passes
+ * through. No call takes a lock or allocates memory.
+ */
+#define _GNU_SOURCE
+#include "private_sockets.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+/* The longest name within the folder: "/m4194303/65535". */
+#define LONGEST_NAME 15
+#define NUM_PORTS 65535
+/* How long connecting waits for a listener whose queue is full. */
+#define CONNECT_TIMEOUT_S 30
+
+static char folder[sizeof(((struct sockaddr_un *)0)->sun_path) - LONGEST_NAME];
+static uint32_t own_member;
+static atomic_uint ports_given;
+/* Set once what is above has its value. */
+static atomic_bool is_in_use;
+
+/* The next library's functions. Looked up at first use, as a library that is loaded before this one may call us. */
+#define NEXT(name) \
+	static __typeof__(name) *next_##name(void) \
+	{ \
+		static _Atomic(void *) found; \
+		void *next = atomic_load_explicit(&found, memory_order_relaxed); \
+\
+		if (!next) { \
+			next = dlsym(RTLD_NEXT, #name); \
+			if (!next) \
+				abort(); \
+			atomic_store_explicit(&found, next, memory_order_relaxed); \
+		} \
+		return (__typeof__(name) *)next; \
+	}
+
+NEXT(bind)
+NEXT(connect)
+NEXT(getsockname)
+NEXT(setsockopt)
+
+EXPORTED int slurm_pathways_private_sockets_use(const char *own_folder, uint32_t member)
+{
+	size_t length = strlen(own_folder);
+
+	if (atomic_load(&is_in_use)) {
+		errno = EALREADY;
+		return -1;
+	}
+	if (length >= sizeof(folder)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	if (own_folder[0] != '/' || member > PRIVATE_SOCKETS_MAX_MEMBER) {
+		errno = EINVAL;
+		return -1;
+	}
+	memcpy(folder, own_folder, length + 1);
+	own_member = member;
+	atomic_store_explicit(&is_in_use, true, memory_order_release);
+	return 0;
+}
+
+static int option_of(int fd, int name)
+{
+	int value = -1;
+	socklen_t size = sizeof(value);
+
+	return getsockopt(fd, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
+}
+
+/* Whether this call is for us: a TCP socket, and the address stands for a member. */
+static bool is_stand_in(int fd, const struct sockaddr *address, socklen_t size, uint32_t *member, uint16_t *port)
+{
+	struct sockaddr_in internet;
+	uint32_t number;
+
+	if (!atomic_load_explicit(&is_in_use, memory_order_acquire) || !address || size < sizeof(internet))
+		return false;
+	memcpy(&internet, address, sizeof(internet));
+	if (internet.sin_family != AF_INET)
+		return false;
+	number = ntohl(internet.sin_addr.s_addr);
+	if ((number & ~PRIVATE_SOCKETS_MAX_MEMBER) != PRIVATE_SOCKETS_RANGE)
+		return false;
+	*member = number & PRIVATE_SOCKETS_MAX_MEMBER;
+	*port = ntohs(internet.sin_port);
+	return option_of(fd, SO_DOMAIN) == AF_INET && option_of(fd, SO_TYPE) == SOCK_STREAM;
+}
+
+static void name_listener(struct sockaddr_un *address, uint32_t member, uint16_t port)
+{
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	if (member == own_member)
+		snprintf(address->sun_path, sizeof(address->sun_path), "%s/%u", folder, (unsigned)port);
+	else
+		snprintf(address->sun_path, sizeof(address->sun_path), "%s/m%u/%u", folder, member, (unsigned)port);
+}
+
+static void name_way(struct sockaddr_un *address, uint32_t member)
+{
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	snprintf(address->sun_path, sizeof(address->sun_path), "%s/m%u", folder, member);
+}
+
+static int close_with(int fd, int error)
+{
+	close(fd);
+	errno = error;
+	return -1;
+}
+
+/* Puts a Unix socket in the place of a TCP socket, with the flags that this one has. Closes it in any case. */
+static int replace(int fd, int replacement)
+{
+	int status = fcntl(fd, F_GETFL);
+	int flags = fcntl(fd, F_GETFD);
+
+	if (status < 0 || flags < 0 || fcntl(replacement, F_SETFL, status & O_NONBLOCK) < 0 ||
+	    dup3(replacement, fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0) < 0)
+		return close_with(replacement, errno);
+	close(replacement);
+	return 0;
+}
+
+EXPORTED int bind(int fd, const struct sockaddr *address, socklen_t size)
+{
+	struct sockaddr_un listener;
+	uint32_t member;
+	uint16_t port;
+	int replacement;
+
+	if (!is_stand_in(fd, address, size, &member, &port))
+		return next_bind()(fd, address, size);
+	if (member != own_member) {
+		errno = EADDRNOTAVAIL;
+		return -1;
+	}
+	replacement = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (replacement < 0)
+		return -1;
+	/* What the file is made with. */
+	fchmod(replacement, S_IRUSR | S_IWUSR);
+	for (unsigned tried = 0; tried < NUM_PORTS; tried++) {
+		uint16_t one = port ? port : (uint16_t)(1 + atomic_fetch_add(&ports_given, 1) % NUM_PORTS);
+
+		name_listener(&listener, member, one);
+		if (next_bind()(replacement, (struct sockaddr *)&listener, sizeof(listener)) == 0)
+			return replace(fd, replacement);
+		if (port || errno != EADDRINUSE)
+			break;
+	}
+	return close_with(replacement, errno);
+}
+
+/* Connects to a Unix socket, and waits for a place in its queue even if fd does not block: there is no telling later. */
+static int connect_replacement(int replacement, const struct sockaddr_un *listener)
+{
+	for (;;) {
+		if (next_connect()(replacement, (const struct sockaddr *)listener, sizeof(*listener)) == 0)
+			return 0;
+		if (errno == EAGAIN)
+			errno = ETIMEDOUT;
+		if (errno != EINTR)
+			return -1;
+	}
+}
+
+EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t size)
+{
+	struct sockaddr_un listener;
+	struct timeval timeout = {.tv_sec = CONNECT_TIMEOUT_S};
+	uint32_t member;
+	uint16_t port;
+	int replacement;
+
+	if (!is_stand_in(fd, address, size, &member, &port))
+		return next_connect()(fd, address, size);
+	replacement = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (replacement < 0)
+		return -1;
+	next_setsockopt()(replacement, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	name_listener(&listener, member, port);
+	if (connect_replacement(replacement, &listener) < 0) {
+		uint32_t whom[] = {htonl(member), htonl(port)};
+
+		if (errno != ENOTDIR)
+			return close_with(replacement, errno == ENOENT ? ECONNREFUSED : errno);
+		name_way(&listener, member);
+		if (connect_replacement(replacement, &listener) < 0)
+			return close_with(replacement, errno == ENOENT ? ECONNREFUSED : errno);
+		if (send(replacement, whom, sizeof(whom), MSG_NOSIGNAL) != (ssize_t)sizeof(whom))
+			return close_with(replacement, ECONNRESET);
+	}
+	timeout.tv_sec = 0;
+	next_setsockopt()(replacement, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	return replace(fd, replacement);
+}
+
+/* The port at which this process listens there, 0: it is no listener of ours. */
+static uint16_t port_of(const struct sockaddr_un *address)
+{
+	size_t length = strlen(folder);
+	const char *name = address->sun_path + length + 1;
+	char *end;
+	unsigned long port;
+
+	if (address->sun_family != AF_UNIX || strncmp(address->sun_path, folder, length) || name[-1] != '/')
+		return 0;
+	port = strtoul(name, &end, 10);
+	return end == name || *end || port > NUM_PORTS ? 0 : (uint16_t)port;
+}
+
+EXPORTED int getsockname(int fd, struct sockaddr *restrict address, socklen_t *restrict size)
+{
+	/* One byte more than the kernel writes, for the end of a path that fills it. */
+	union {
+		struct sockaddr_un of_unix;
+		char bytes[sizeof(struct sockaddr_un) + 1];
+	} here;
+	socklen_t length = sizeof(here.of_unix);
+	struct sockaddr_in stand_in = {.sin_family = AF_INET};
+	uint16_t port;
+
+	if (!atomic_load_explicit(&is_in_use, memory_order_acquire) || !address || !size)
+		return next_getsockname()(fd, address, size);
+	memset(&here, 0, sizeof(here));
+	if (next_getsockname()(fd, (struct sockaddr *)&here, &length) < 0 || (port = port_of(&here.of_unix)) == 0)
+		return next_getsockname()(fd, address, size);
+	stand_in.sin_addr.s_addr = htonl(PRIVATE_SOCKETS_RANGE | own_member);
+	stand_in.sin_port = htons(port);
+	memcpy(address, &stand_in, *size < sizeof(stand_in) ? *size : sizeof(stand_in));
+	*size = sizeof(stand_in);
+	return 0;
+}
+
+EXPORTED int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
+{
+	int outcome = next_setsockopt()(fd, level, name, value, size);
+	int error = errno;
+
+	if (outcome == 0 || level != IPPROTO_TCP || !atomic_load_explicit(&is_in_use, memory_order_acquire))
+		return outcome;
+	if (option_of(fd, SO_DOMAIN) == AF_UNIX)
+		return 0;
+	errno = error;
+	return outcome;
+}

@@ -1,0 +1,77 @@
+"""jaxlib's profiler as JAX's Python uses it, and programs for the runtime itself; a part of ``jax_adapter``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy
+
+#: What the runtime answers a failed request with.
+RuntimeFailure = jax.errors.JaxRuntimeError
+
+#: Marks what was replaced already, so that a second call changes nothing.
+_MARK = "_slurm_pathways_original"
+
+#: ``(make, options) -> session``: in place of ``make(options)``, jaxlib's ``ProfilerSession``.
+BeginTrace = Callable[[Callable[[Any], Any], Any], Any]
+#: ``(export, data, folder, session id)``: in place of ``export(data, folder, session id)``, which writes what a session
+#: has recorded.
+Export = Callable[[Callable[[Any, str, str], None], Any, str, str], None]
+
+
+def replace_profiler(begin: BeginTrace, export: Export) -> None:
+    """Let traces of programs that use the proxy be made and written by these. Again does nothing.
+
+    jax 0.10.2 and before write a trace by the session itself, later ones by a function.
+
+    Raises:
+        PrivateNamesChangedError: this version of JAX does it in another way.
+    """
+    try:
+        from jax._src.lib import _profiler
+
+        original = _profiler.ProfilerSession
+        make_options = _profiler.ProfileOptions
+    except (ImportError, AttributeError) as error:
+        raise PrivateNamesChangedError(str(error)) from error
+    if hasattr(original, _MARK):
+        return
+
+    def make_session(options: Any = None) -> Any:
+        # JAX makes its backends before it begins a trace.
+        if not is_proxy(jax.local_devices()[0].client):
+            return original() if options is None else original(options)
+        return begin(original, make_options() if options is None else options)
+
+    setattr(make_session, _MARK, original)
+    _profiler.ProfilerSession = make_session
+    original_export = getattr(_profiler, "export_to_xprof", None)
+    if original_export is None:
+        return
+
+    def call_original(data: Any, folder: str, session_id: str) -> None:
+        original_export(data, folder, session_id=session_id)
+
+    def export_to_xprof(data: Any, folder: str, *, session_id: str = "") -> None:
+        export(call_original, data, folder, session_id)
+
+    _profiler.export_to_xprof = export_to_xprof
+
+
+def run_plugin_program(text: str) -> str:
+    """Compile and execute a program for the runtime itself, and wait until it is done.
+
+    Returns:
+        What the runtime says of it when it is compiled: its fingerprint.
+
+    Raises:
+        RuntimeFailure: it refuses or fails.
+    """
+    from jax.extend import ifrt_programs
+
+    programs = ifrt_programs.ifrt_programs
+    client = jax.local_devices()[0].client
+    executable = client.compile_ifrt_program(programs.make_plugin_program(text), programs.make_plugin_compile_options())
+    executable.execute_sharded((), with_tokens=True).consume_token().block_until_ready()
+    return bytes(executable.fingerprint or b"").decode()

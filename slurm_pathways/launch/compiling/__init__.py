@@ -1,0 +1,1 @@
+"""``slurm-pathways compile``: a program's compilations without the devices that it is for."""
