@@ -71,6 +71,11 @@ class Collectives:
             self._sockets.lead_to(peer.host, private_sockets.folder_beside(address) if is_here else None)
         return self._sockets.own_stand_in
 
+    def lose(self, host: HostIndex) -> None:
+        """See ``PrivateSockets.lose``."""
+        if self._sockets is not None:
+            self._sockets.lose(host)
+
     def take_in(self, port: int) -> Callable[[Connection], None]:
         """See ``PrivateSockets.take_in``."""
         if self._sockets is None:

@@ -234,11 +234,12 @@ class Executor:
 
     def _peer_lost(self, message: PeerLost) -> None:
         self._data_plane.peer_lost(message.host, message.failure.message)
+        self._collectives.lose(message.host)
 
     def _peer_replaced(self, message: PeerReplaced) -> None:
         bound, _ = self._require_bound()
         peer = message.peer
-        self._data_plane.connect(peer.host, peer.data_address, peer.host_key)
+        self._data_plane.connect(peer.host, addresses.without_mark(peer.data_address)[0], peer.host_key)
         others = (other for other in bound.peers if other.host != peer.host)
         self._bound = msgspec.structs.replace(bound, peers=(*others, peer))
 

@@ -8,13 +8,11 @@ collective fails within milliseconds.
 """
 
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
-_DESCRIPTORS = Path("/proc/self/fd")
+from pathways_runtime.worker import descriptors
 
 #: Host and port.
 Address = tuple[str, int]
@@ -22,30 +20,12 @@ Address = tuple[str, int]
 _listening_lock = threading.Lock()
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """This process's stream sockets, each by a descriptor of our own that is closed when the next one is asked for."""
-    for entry in list(_DESCRIPTORS.iterdir()):
-        try:
-            descriptor = os.dup(int(entry.name))
-        except OSError:
-            # Closed since the folder was listed.
-            continue
-        try:
-            sock = socket.socket(fileno=descriptor)
-        except OSError:
-            os.close(descriptor)
-            continue
-        with sock:
-            if sock.type == socket.SOCK_STREAM:
-                yield sock
-
-
 def _is_listening(sock: socket.socket) -> bool:
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _listening() -> set[Address]:
-    names = (sock.getsockname() for sock in _sockets() if _is_listening(sock))
+    names = (sock.getsockname() for sock in descriptors.stream_sockets() if _is_listening(sock))
     # Others are paths, of sockets that gloo cannot make.
     return {name for name in names if isinstance(name, tuple)}
 
@@ -77,7 +57,7 @@ class Listener:
         """
         num_cut = 0
         if self._address is not None:
-            for sock in _sockets():
+            for sock in descriptors.stream_sockets():
                 with contextlib.suppress(OSError):
                     if sock.getsockname() == self._address and not _is_listening(sock):
                         sock.shutdown(socket.SHUT_RDWR)

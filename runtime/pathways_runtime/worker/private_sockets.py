@@ -23,6 +23,7 @@ import shutil
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from pathways_runtime.core.ids import HostIndex
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.tls_socket import Connection
 from pathways_runtime.transport.tunnel import Carrier
+from pathways_runtime.worker import descriptors
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,8 @@ class PrivateSockets:
         self._open_tunnel = open_tunnel
         self._lock = threading.Lock()
         self._ways: dict[HostIndex, Path] = {}
+        #: Connections through tunnels, by the host that they lead to.
+        self._led_out: dict[HostIndex, list[weakref.ref[socket.socket]]] = {}
         self._carrier: Carrier | None = None
         self._listener: socket.socket | None = None
         self._is_closed = False
@@ -143,6 +147,23 @@ class PrivateSockets:
             way.unlink(missing_ok=True)
             way.symlink_to(target)
             self._ways[host] = target
+
+    def lose(self, host: HostIndex) -> None:
+        """A host is lost: what was connected to it here ends, should it be stopped or cut off and not say so itself.
+
+        What it has connected to this one is not known by its name; see ``gloo_sockets``.
+        """
+        with self._lock:
+            way, led_out = self._ways.pop(host, None), self._led_out.pop(host, [])
+        for reference in led_out:
+            if (sock := reference()) is not None:
+                _end(sock)
+        if way is not None:
+            for sock in descriptors.stream_sockets():
+                with contextlib.suppress(OSError):
+                    peer = sock.getpeername()
+                    if isinstance(peer, str) and Path(peer).parent == way:
+                        _end(sock)
 
     def take_in(self, port: int) -> Callable[[Connection], None]:
         """Who takes over a connection from another machine: carries what comes to what listens at this port here.
@@ -210,9 +231,16 @@ class PrivateSockets:
                 on_failure.callback(theirs.close)
                 with self._lock:
                     carrier = self._get_carrier()
+                    kept = [known for known in self._led_out.get(HostIndex(host), ()) if known() is not None]
+                    self._led_out[HostIndex(host)] = [*kept, weakref.ref(ours)]
                 on_failure.pop_all()
             carrier.join(ours, theirs)
         except (OSError, struct.error) as failure:
             # gloo sees a connection that has ended, and fails the program.
             logger.warning("collectives with host %s have no connection: %s", host, failure)
             ours.close()
+
+
+def _end(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
