@@ -75,6 +75,25 @@ def test_what_it_says_of_itself(devices: list[Any]) -> None:
     assert pjrt.default_memory_kind(devices[0]) == "device"
 
 
+def num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_client_that_nobody_needs_goes_with_its_threads() -> None:
+    def use_a_client() -> None:
+        client, _ = pjrt.make_cpu_client(2, None)
+        array = halves(client.local_devices())
+        pjrt.wait([array])
+
+    use_a_client()
+    pjrt.let_go_of_clients()
+    before = num_threads()
+    use_a_client()
+    assert num_threads() > before
+    pjrt.let_go_of_clients()
+    assert num_threads() == before
+
+
 class FakeDevice:
     """What a cache key takes of a device, or of a client; CPU devices of jaxlib have no coordinates."""
 
