@@ -20,6 +20,9 @@ from pathways_runtime.wire import messages as msg
 
 DEADLINE_S = 15.0
 
+#: Answers to heartbeats, and what executors are told of one another.
+AT_ANY_TIME = (msg.Heartbeat, msg.PeerLost, msg.PeerReplaced, msg.LeaveWorld)
+
 
 class Peer:
     """One connection to the controller, on blocking sockets with a deadline."""
@@ -37,10 +40,13 @@ class Peer:
             self.channel.send(message)
 
     def next(self, *kinds: type) -> msg.AnyMessage:
-        """The next message, which must be of one of these kinds."""
-        if not self.received:
-            self.received += [frame.message for frame in self.channel.receive()]
-        message = self.received.pop(0)
+        """The next message, which must be of one of these kinds; what is said at any time is passed over."""
+        while True:
+            if not self.received:
+                self.received += [frame.message for frame in self.channel.receive()]
+            message = self.received.pop(0)
+            if isinstance(message, kinds) or not isinstance(message, AT_ANY_TIME):
+                break
         assert isinstance(message, kinds), f"the {self.role} got {message}, not {kinds}"
         return message
 

@@ -218,6 +218,16 @@ def test_it_introduces_itself_and_sends_heartbeats(start_rig: StartRig) -> None:
     assert rig.supervisor.heartbeats >= 1
 
 
+def test_it_gives_up_a_controller_that_is_silent(start_rig: StartRig) -> None:
+    rig = start_rig("wait", "--controller-timeout-s", "1.5")
+    assert rig.event() == {"event": "registered", "worker": 5}
+    pid = rig.start_executor(1)
+    while (ended := rig.event())["event"] != "ended":
+        pass
+    assert str(ended["reason"]).startswith("the controller has been silent for ")
+    assert has_ended(pid)
+
+
 def test_what_an_executor_is_started_with(start_rig: StartRig, tmp_path: Path) -> None:
     inherited = {
         "JAX_PLATFORMS": "proxy",

@@ -510,6 +510,9 @@ class Controller:
 
     def _read_heartbeat(self, peer: _Peer, message: msg.Heartbeat) -> None:
         self._handle(ev.HeartbeatReceived(peer.peer, time.monotonic_ns()))
+        if peer.role == "supervisor":
+            # So that it knows whether it is cut off.
+            peer.channel.send(message)
 
     def _read_register_executor(self, peer: _Peer, message: msg.RegisterExecutor) -> None:
         peer.label = f"executor of worker {message.worker}"

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 30.0
 HEARTBEAT_INTERVAL_S = 1.0
+#: The controller answers heartbeats. Silent for so long, it is gone or this host is cut off: whatever the executor does
+#: then, others do without it, and the host is better free.
+CONTROLLER_TIMEOUT_S = 60.0
 #: What the executor gets between SIGTERM and SIGKILL.
 STOP_GRACE_S = 2.0
 LOG_TAIL_LINES = 20
@@ -76,6 +79,7 @@ class SupervisorOptions:
     credentials: Path | None = None
     advertise: str | None = None
     data_plane_encryption: str = "tls"
+    controller_timeout_s: float = CONTROLLER_TIMEOUT_S
 
 
 def parse_options(argv: Sequence[str]) -> SupervisorOptions:
@@ -91,6 +95,9 @@ def parse_options(argv: Sequence[str]) -> SupervisorOptions:
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--force-sockets", action="store_true", help="no shared memory between executors")
     parser.add_argument("--worker-xla-flags", help="the executor's XLA_FLAGS")
+    parser.add_argument(
+        "--controller-timeout-s", type=float, default=CONTROLLER_TIMEOUT_S, help="silence after which it is given up"
+    )
     network.add_options(parser)
     network.add_encryption_option(parser)
     parser.add_argument("--events-fd", type=int)
@@ -144,6 +151,7 @@ class Supervisor:
         self._relay: Relay | None = None
         self._starting_relay: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[str] | None = None
+        self._last_heard_s = 0.0
 
     async def run(self) -> None:
         """Serve until there is a reason to end; the executor has ended then.
@@ -209,8 +217,11 @@ class Supervisor:
         return channel
 
     def _received(self, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:
+        self._last_heard_s = time.monotonic()
         for frame in frames:
             message = frame.message
+            if isinstance(message, messages.Heartbeat):
+                continue
             if isinstance(message, messages.StartExecutor):
                 # The controller starts another only when it has given the one before up.
                 self._wanted_epoch = message.epoch
@@ -272,9 +283,19 @@ class Supervisor:
 
     async def _heartbeat(self) -> None:
         assert self._channel is not None
+        timeout_s = self._options.controller_timeout_s
+        self._last_heard_s = last_turn_s = time.monotonic()
         while True:
             self._channel.send(messages.Heartbeat(time.monotonic_ns()))
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            now_s = time.monotonic()
+            if now_s - last_turn_s > timeout_s / 2:
+                # It was this process that did not run; what the controller said may lie unread.
+                self._last_heard_s += now_s - last_turn_s
+            last_turn_s = now_s
+            silence_s = now_s - self._last_heard_s
+            if silence_s > timeout_s:
+                self._end(f"the controller has been silent for {silence_s:.1f} s")
 
     # The executor
 
