@@ -15,8 +15,8 @@ def announced(out, event):
     return [i.fields for i in of_type(out, ins.Announce) if i.event == event]
 
 
-def compiled(driver, worker, session, handle, metadata=None, failure=None):
-    return driver.send(ev.MemberCompiled(1000 + worker, session, handle, metadata, failure))
+def compiled(driver, worker, session, handle, metadata=None, failure=None, world=1):
+    return driver.send(ev.MemberCompiled(1000 + worker, session, handle, world, metadata, failure))
 
 
 def request(driver, session, handle, devices, peer=1):
@@ -229,7 +229,7 @@ def test_compilations_do_not_wait_for_one_another():
     s = driver.attach()
     request(driver, s, 1, (0, 2))
     request(driver, s, 2, (4,))
-    assert of_type(compiled(driver, 2, s, 2, "m"), ins.ReportCompiled) == [ins.ReportCompiled(1, s, 2, "m", None)]
+    assert of_type(compiled(driver, 2, s, 2, "m", world=2), ins.ReportCompiled) == [ins.ReportCompiled(1, s, 2, "m", None)]
     assert driver.waiting() == {f"compilation of program 1 of session {s}": "the first host to compile: hosts 0"}
 
 
@@ -305,7 +305,7 @@ def test_a_host_lost_while_a_world_forms_fails_what_waits_for_it():
 def test_a_session_is_opened_on_every_executor_before_its_proxy_hears_of_it():
     driver = Driver(TWO_BY_TWO).start()
     out = driver.send(ev.SessionRequested(1, "train", 42, "unix:/links", driver.now_ns))
-    assert out[0] == ins.OpenSession((1000, 1001, 1002, 1003), 1, "unix:/links")
+    assert out[0] == ins.OpenSession((1000, 1001, 1002, 1003), 1, "unix:/links", 0)
     assert (out[1].session, out[1].platform_version, out[1].device_kind, out[1].max_undispatched) == (
         1,
         "version 1",

@@ -126,6 +126,12 @@ class ControllerCore:
         self._programs.check_invariants()
         self._order.check_invariants()
 
+    def check_at_rest(self) -> None:
+        """What must hold when nothing is under way and somebody serves for every host."""
+        self.check_invariants()
+        self._order.check_at_rest()
+        assert not self._programs.all()
+
     # workers
 
     def _on_started(self, event: ev.Started, out: list[Instruction]) -> None:
@@ -189,7 +195,7 @@ class ControllerCore:
         restored = [self._membership.restore(host, now_ns, out) for host in joining]
         peers = tuple(peer for host in joining if (peer := self._membership.executor_peer(host)) is not None)
         for session in self._sessions.all():
-            out.append(ins.OpenSession(peers, session.session, session.request.links_address))
+            out.append(ins.OpenSession(peers, session.session, session.request.links_address, self._last_change))
         for host in restored:
             self._order.restore_host(host.index, out)
             # Sessions hear of it last: all that they then ask of the host can be done.
@@ -248,7 +254,7 @@ class ControllerCore:
         executor = self._membership.any_executor()
         bindings = self._membership.bindings()
         peers = self._membership.live_executors()
-        out.append(ins.OpenSession(peers, session.session, request.links_address))
+        out.append(ins.OpenSession(peers, session.session, request.links_address, self._last_change))
         out.append(
             ins.AcceptSession(
                 request.peer,

@@ -325,6 +325,15 @@ class Order:
             if not state.held:
                 assert not state.after_starting and not state.readers and not state.last_writers
 
+    def check_at_rest(self) -> None:
+        """What must hold when nothing is under way and somebody serves for every host."""
+        assert not self._closing and not self._lost and not self._queue and not self._awaiting_verdict
+        assert not any(group.missing for group in self._groups.all)
+        assert not any(self._credits.in_flight(HostIndex(host)) for host in range(self._groups.num_hosts))
+        for state in self._sessions.values():
+            assert not state.held and not state.starting and not state.after_starting and not state.unaware
+            assert state.num_submitted == state.num_dispatched == state.num_reported
+
     # The way of a held operation: held, ready once it waits for no other, offered; then appended, or queued, or
     # awaiting a verdict.
 

@@ -306,6 +306,8 @@ class Membership:
                 del self._by_supervisor[peer]
                 owner.supervisor = None
                 out.append(Refuse(peer, f"{owner.label()}: {cause}"))
+                # Whoever started it can kill it, and start another.
+                out.append(Announce("supervisor_stuck", {"worker": owner.worker, "name": owner.name}))
                 findings += self._lose(owner, cause, "", now_ns, out)
                 findings += self._lose_children(owner, peer, silence, now_ns, out)
             else:
@@ -458,4 +460,5 @@ def _ending(returncode: int) -> str:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = "unknown"
-    return f"was killed by signal {-returncode} ({name})"
+    hint = ", perhaps by the kernel for want of memory" if -returncode == signal.SIGKILL else ""
+    return f"was killed by signal {-returncode} ({name}){hint}"

@@ -9,7 +9,7 @@ from pathways_runtime.core.controller.instructions import CompileMember, Instruc
 from pathways_runtime.core.controller.membership import Membership
 from pathways_runtime.core.controller.worlds import World, Worlds
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId
-from pathways_runtime.core.status import Status, StatusError
+from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.core.topology import Topology
 
 
@@ -68,6 +68,9 @@ class Programs:
         except StatusError as failed:
             out.append(ReportCompiled(event.peer, event.session, event.executable, None, failed.status))
             return
+        if (former := self._compilations.get((event.session, event.executable))) is not None:
+            # The session had not heard of a loss when it asked, and asks again after it has.
+            self._report(former, Status(Code.ABORTED, "the program is compiled anew, as a host was replaced"), out)
         compilation = Compilation(event, world, hosts)
         self._compilations[event.session, event.executable] = compilation
         if world.is_settled:
@@ -85,7 +88,8 @@ class Programs:
     def member_compiled(self, host: HostIndex, event: MemberCompiled, out: list[Instruction]) -> None:
         """A host has the program, or failed."""
         compilation = self._compilations.get((event.session, event.executable))
-        if compilation is None or host not in compilation.unanswered:
+        if compilation is None or host not in compilation.unanswered or event.world != compilation.world.world:
+            # Perhaps the answer to an earlier request, in a world that is over.
             return
         compilation.unanswered.discard(host)
         if event.failure is not None:
@@ -100,9 +104,9 @@ class Programs:
             self._report(compilation, None, out)
 
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> None:
-        """A host is lost: programs that need it will never be everywhere."""
+        """A host is lost: programs that need it will never be everywhere, or cannot run in their world any more."""
         for compilation in self.all():
-            if host in compilation.hosts:
+            if host in compilation.hosts or (compilation.world.is_over and len(compilation.hosts) > 1):
                 self._report(compilation, failure, out)
 
     def close_session(self, session: SessionId) -> None:
