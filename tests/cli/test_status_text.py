@@ -13,13 +13,20 @@ def test_losses_and_hosts_that_are_about_to_serve_again() -> None:
             "failures": [
                 {
                     **lost,
-                    **{"host": 1, "name": "node1", "cause": "its executor ended with exit code 1"},
-                    **{"served_again_after_s": 0.75, "served_again_by": "node4"},
+                    "host": 1,
+                    "name": "node1",
+                    "cause": "its executor ended with exit code 1",
+                    "served_again_after_s": 0.75,
+                    "served_again_by": "node4",
                 },
                 {
                     **lost,
-                    **{"host": 1, "name": "node4", "cause": "its supervisor has been silent for 8.1 s"},
-                    **{"found_after_s": None, "served_again_after_s": None, "served_again_by": None},
+                    "host": 1,
+                    "name": "node4",
+                    "cause": "its supervisor has been silent for 8.1 s",
+                    "found_after_s": None,
+                    "served_again_after_s": None,
+                    "served_again_by": None,
                 },
             ],
         }
