@@ -163,12 +163,17 @@ class ControllerCore:
         self._named_hosts.pop(event.peer, None)
 
     def _act_on(self, findings: list[Finding], out: list[Instruction]) -> None:
-        for finding in findings:
+        """Act on what was found at once. Membership knows all of it already, so nothing goes to a host that is lost, or
+        to who takes its place, for the sake of one that is looked at before it."""
+        lost = [finding.host for finding in findings if isinstance(finding, HostLost) and finding.had_served]
+        if len(lost) > 1:
+            self._order.close_hosts(lost, out)
+        for finding in sorted(findings, key=lambda finding: isinstance(finding, HostJoining)):
             match finding:
                 case Bound():
                     self._worlds.bind(out)
                 case HostClosing(host):
-                    self._order.close_host(host, out)
+                    self._order.close_hosts((host,), out)
                 case HostLost(host, name, failure, had_served):
                     if had_served:
                         # Sessions hear of the host before they hear of operations that failed for it.

@@ -170,14 +170,10 @@ class ProgramRequested(PeerEvent, frozen=True):
 
 
 class MemberCompiled(PeerEvent, frozen=True):
-    """The executor on ``peer`` has compiled and loaded a program in a world, or failed to.
-
-    ``metadata`` is passed on unread.
-    """
+    """The executor on ``peer`` has compiled and loaded a program, or failed to. ``metadata`` is passed on unread."""
 
     session: SessionId
     executable: Handle
-    world: WorldId
     metadata: Any
     failure: Status | None
 

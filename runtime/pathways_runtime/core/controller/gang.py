@@ -239,10 +239,11 @@ class Order:
 
     # hosts
 
-    def close_host(self, host: HostIndex, out: list[Instruction]) -> None:
-        """A host is lost; why will be known soon (``lose_host``). Operations that address it wait for that."""
-        self._closing.add(host)
-        self._groups.mark_missing(host)
+    def close_hosts(self, hosts: Collection[HostIndex], out: list[Instruction]) -> None:
+        """Hosts are lost; why will be known soon (``lose_host``). Operations that address them wait for that."""
+        for host in hosts:
+            self._closing.add(host)
+            self._groups.mark_missing(host)
         self._awaiting_verdict += self._queue.remove(lambda session, group: bool(group.missing))
         self._serve_queue(out)
 
@@ -253,7 +254,7 @@ class Order:
         even when somebody serves for the host again.
         """
         if host not in self._closing:
-            self.close_host(host, out)
+            self.close_hosts((host,), out)
         self._closing.discard(host)
         self._lost[host] = failure
         for state in self._sessions.values():

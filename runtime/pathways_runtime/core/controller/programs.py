@@ -7,9 +7,9 @@ from typing import Any
 from pathways_runtime.core.controller.events import MemberCompiled, PeerId, ProgramRequested
 from pathways_runtime.core.controller.instructions import CompileMember, Instruction, ReportCompiled
 from pathways_runtime.core.controller.membership import Membership
-from pathways_runtime.core.controller.worlds import World, Worlds
+from pathways_runtime.core.controller.worlds import MAX_FAILURES_IN_A_ROW, World, Worlds
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId
-from pathways_runtime.core.status import Code, Status, StatusError
+from pathways_runtime.core.status import Status, StatusError
 from pathways_runtime.core.topology import Topology
 
 
@@ -26,6 +26,7 @@ class Compilation:
 
     Attributes:
         hosts: of its devices, ascending; the first one compiles.
+        num_worlds: how many it has waited for, each of which failed but the last.
         unanswered: hosts that were asked and have not answered.
     """
 
@@ -34,6 +35,7 @@ class Compilation:
         self.world = world
         self.hosts = hosts
         self.stage = Stage.WORLD
+        self.num_worlds = 1
         self.unanswered: set[HostIndex] = set()
         self.metadata: Any = None
 
@@ -68,28 +70,38 @@ class Programs:
         except StatusError as failed:
             out.append(ReportCompiled(event.peer, event.session, event.executable, None, failed.status))
             return
-        if (former := self._compilations.get((event.session, event.executable))) is not None:
-            # The session had not heard of a loss when it asked, and asks again after it has.
-            self._report(former, Status(Code.ABORTED, "the program is compiled anew, as a host was replaced"), out)
         compilation = Compilation(event, world, hosts)
         self._compilations[event.session, event.executable] = compilation
         if world.is_settled:
             self._ask_first(compilation, out)
 
     def settle_worlds(self, worlds: list[World], out: list[Instruction]) -> None:
-        """Worlds were formed or failed: what waited for them goes on or fails."""
+        """Worlds were formed or failed: what waited for them goes on, waits for another one, or fails."""
         for compilation in self.all():
             if compilation.stage is Stage.WORLD and compilation.world in worlds:
-                if compilation.world.failure is not None:
-                    self._report(compilation, compilation.world.failure, out)
-                else:
+                failure = compilation.world.failure
+                if failure is None:
                     self._ask_first(compilation, out)
+                elif compilation.num_worlds < MAX_FAILURES_IN_A_ROW:
+                    self._wait_for_another_world(compilation, failure, out)
+                else:
+                    self._report(compilation, failure, out)
+
+    def _wait_for_another_world(self, compilation: Compilation, failure: Status, out: list[Instruction]) -> None:
+        compilation.num_worlds += 1
+        try:
+            compilation.world = self._worlds.for_program(compilation.world.slices, compilation.hosts, out)
+        except StatusError:
+            # A host is lost, of which ``failure`` tells.
+            self._report(compilation, failure, out)
+            return
+        if compilation.world.is_settled:
+            self._ask_first(compilation, out)
 
     def member_compiled(self, host: HostIndex, event: MemberCompiled, out: list[Instruction]) -> None:
         """A host has the program, or failed."""
         compilation = self._compilations.get((event.session, event.executable))
-        if compilation is None or host not in compilation.unanswered or event.world != compilation.world.world:
-            # Perhaps the answer to an earlier request, in a world that is over.
+        if compilation is None or host not in compilation.unanswered:
             return
         compilation.unanswered.discard(host)
         if event.failure is not None:
