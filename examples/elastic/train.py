@@ -29,7 +29,6 @@ LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 #: One for each ASCII code.
 NUM_LETTERS = 128
-READ_EVERY = 10
 
 Tree = Any
 
@@ -108,6 +107,7 @@ def main() -> None:
     parser.add_argument("--snapshot-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--wait-s", type=float, default=10.0, help="for lost slices, before training goes on without")
     parser.add_argument("--grow", choices=[grow.name for grow in elastic.Grow], default=elastic.Grow.AT_SNAPSHOT.name)
+    parser.add_argument("--read-every", type=int, default=10, metavar="STEPS", help="print the loss")
     parser.add_argument("--min-step-s", type=float, default=0.0, help="make steps take at least so long")
     parser.add_argument("--losses", type=Path, metavar="FILE.json", help="write the loss of every step there")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="on SIGUSR1 or SIGTERM, save here and end")
@@ -129,7 +129,7 @@ def main() -> None:
             pieces = jax.device_put(batch(text, step, args.batch), shared_out)
             state, unread[step] = train_step(state, pieces)
             attempt.done(step + 1, state)
-            if (step + 1) % READ_EVERY == 0 or step + 1 == args.steps:
+            if (step + 1) % args.read_every == 0 or step + 1 == args.steps:
                 # Reading waits for the steps, which are dispatched long before they are computed.
                 losses.update((number, float(loss)) for number, loss in unread.items())
                 unread.clear()
