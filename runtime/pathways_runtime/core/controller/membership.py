@@ -410,7 +410,10 @@ class Membership:
         if worker.state is WorkerState.LOST:
             return []
         at = datetime.datetime.fromtimestamp(self.unix_s(now_ns), tz=datetime.UTC)
-        message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC: {cause}"
+        its_slice = (
+            f", and with it slice {self._topology.slice_of_host(worker.host)}" if worker.host is not None else ""
+        )
+        message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC{its_slice}: {cause}"
         failure = worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
         host_index = worker.host
