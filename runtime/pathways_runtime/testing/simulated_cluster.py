@@ -220,11 +220,15 @@ class SimulatedCluster:
         client = self._clients[session]
         self._to_proxy(executor, client, lambda: client.link_opened(executor, change))
 
-    def send_shard(self, source: SimulatedExecutor, target: SimulatedExecutor, key: MoveKey, cell: Cell) -> None:
-        self.network.link(source, target, "data").send(
-            functools.partial(target.receive_shard, key, cell.value, cell.failure),
-            functools.partial(target.note_on_way, source, key),
-        )
+    def send_shard(
+        self, source: SimulatedExecutor, target: SimulatedExecutor, key: MoveKey, cell: Cell, on_way: Action
+    ) -> None:
+        def leave() -> None:
+            target.note_on_way(source, key)
+            on_way()
+
+        deliver = functools.partial(target.receive_shard, key, cell.value, cell.failure)
+        self.network.link(source, target, "data").send(deliver, leave)
 
     def acknowledge(
         self, executor: SimulatedExecutor, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]

@@ -3,6 +3,10 @@
 A shard is one integer. Programs are ``F(x) = sum over all shards`` and ``G(x) = 3 * F(x)``, on every device of a mesh,
 modulo ``MODULUS``. Two hosts that start F and G in different orders put their contributions together wrongly and get
 wrong numbers, without any error: that is what the simulation looks for.
+
+A transfer is said to have started once nothing but the receiver's end can keep its shards from arriving. Real senders
+say it as soon as they send: if they are lost before all has left, a gang of which one member lacks its argument makes
+nonsense for the others, until the session hears of that member's failure.
 """
 
 import functools
@@ -48,7 +52,12 @@ class Surroundings(Protocol):
     def executor_ended(self, executor: "SimulatedExecutor", is_silent: bool) -> None: ...
     def open_link(self, executor: "SimulatedExecutor", session: SessionId, change: int) -> None: ...
     def send_shard(
-        self, source: "SimulatedExecutor", target: "SimulatedExecutor", key: "MoveKey", cell: Cell
+        self,
+        source: "SimulatedExecutor",
+        target: "SimulatedExecutor",
+        key: "MoveKey",
+        cell: Cell,
+        on_way: Callable[[], None],
     ) -> None: ...
     def acknowledge(
         self, executor: "SimulatedExecutor", launches: int, transfers: tuple[tuple[SessionId, OpId], ...]
@@ -128,6 +137,7 @@ class SimulatedExecutor(Process):
         self._on_way: set[MoveKey] = set()
         self._expected_from: dict[HostIndex, dict[MoveKey, Cell]] = {}
         self._lost_peers: dict[HostIndex, Status] = {}
+        self._given_up: set[SimulatedExecutor] = set()
         self._queue: deque[_Launch] = deque()
         self._is_busy = False
         self._num_unacknowledged = 0
@@ -151,7 +161,8 @@ class SimulatedExecutor(Process):
     def lose_peer(self, host: HostIndex, failure: Status) -> None:
         """Another host is gone: what it has not sent will never come. What is under way still does."""
         self._lost_peers[host] = failure
-        self.peers.pop(host, None)
+        if (gone := self.peers.pop(host, None)) is not None:
+            self._given_up.add(gone)
         for key, cell in self._expected_from.pop(host, {}).items():
             if not cell.is_ready and key not in self._on_way:
                 cell.settle(None, failure)
@@ -254,7 +265,7 @@ class SimulatedExecutor(Process):
 
     def note_on_way(self, source: "SimulatedExecutor", key: "MoveKey") -> None:
         """Another host has sent a shard, which arrives unless the sender was given up before."""
-        if self.peers.get(source.host) is source:
+        if source not in self._given_up:
             self._on_way.add(key)
 
     def receive_shard(self, key: "MoveKey", value: int | None, failure: Status | None) -> None:
@@ -379,7 +390,7 @@ class SimulatedExecutor(Process):
             self._surroundings.acknowledge(self, count, ())
 
     def _transfer(self, session: SessionId, operation: ops.Transfer) -> None:
-        outgoing: list[Cell] = []
+        outgoing: list[tuple[HostIndex, MoveKey, Cell]] = []
         for index, move in enumerate(operation.moves):
             source_host = self._topology.host_of(move.source_device)
             target_host = self._topology.host_of(move.target_device)
@@ -391,13 +402,19 @@ class SimulatedExecutor(Process):
                 if target_host == self.host:
                     self._add(session, handle, move.target_device, source)
                 else:
-                    outgoing.append(source)
-                    source.when_ready(self._sender(target_host, key, source))
+                    outgoing.append((target_host, key, source))
             elif target_host == self.host:
                 self._add(session, handle, move.target_device, self._expect(source_host, key))
-        if outgoing:
-            started = ((session, operation.op_id),)
-            when_all_ready(outgoing, lambda: self._surroundings.acknowledge(self, 0, started))
+        left = len(outgoing)
+
+        def on_way() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._surroundings.acknowledge(self, 0, ((session, operation.op_id),))
+
+        for target_host, key, source in outgoing:
+            source.when_ready(self._sender(target_host, key, source, on_way))
 
     def _expect(self, source: HostIndex, key: MoveKey) -> Cell:
         cell = self._incoming.setdefault(key, Cell())
@@ -408,13 +425,15 @@ class SimulatedExecutor(Process):
                 self._expected_from.setdefault(source, {})[key] = cell
         return cell
 
-    def _sender(self, target: HostIndex, key: MoveKey, source: Cell) -> Callable[[], None]:
+    def _sender(self, target: HostIndex, key: MoveKey, source: Cell, on_way: Callable[[], None]) -> Callable[[], None]:
         # As it is reached now: who comes there later knows nothing of this transfer.
         receiver = self.peers.get(target)
 
         def send() -> None:
             if receiver is not None:
-                self._surroundings.send_shard(self, receiver, key, source)
+                self._surroundings.send_shard(self, receiver, key, source, on_way)
+            else:
+                on_way()
 
         return send
 
