@@ -212,6 +212,19 @@ def test_an_executor_has_no_memory_left(client: Client) -> None:
     client.check_recovered()
 
 
+def test_no_shared_memory_can_be_had(client: Client) -> None:
+    """Blocks of shared memory are files without names, so a limit on files is one on them. Payloads are sent then."""
+    executors = [client.pids(host)["executor"] for host in (0, 1)]
+    for executor in executors:
+        resource.prlimit(executor, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    assert client.ask("transfer") == {"is_right": True}
+    for executor in executors:
+        resource.prlimit(executor, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert client.ask("transfer") == {"is_right": True}
+    log = (client.runtime.folder.logs / "executor-0.log").read_text()
+    assert "no shared memory of 16777216 bytes for" in log, log
+
+
 def test_a_long_compilation_on_a_full_machine_is_no_loss(client: Client) -> None:
     num_losses = len(client.status()["failures"])
     spin = [sys.executable, "-c", "while True: pass"]
