@@ -194,6 +194,7 @@ class RuntimeSpec:
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
     kill_after_s: float = 10.0
+    heartbeat_timeout_s: float = 8.0
     relay_fanout: int = 32
     slice_by: str = SLICINGS[0]
     interface: str | None = None
@@ -238,7 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         "num_spares",
         "spares",
         Kind.COUNT,
-        "Hosts that stand behind no slice; in this version none takes the place of a lost one.",
+        "Hosts that stand behind no slice until they take the place of a lost one.",
         0,
         MAX_HOSTS,
     ),
@@ -280,6 +281,14 @@ SETTINGS: tuple[Setting, ...] = (
         86400,
     ),
     Setting("kill_after_s", "kill_after_s", Kind.SECONDS, "From that SIGTERM to SIGKILL.", 0, 3600),
+    Setting(
+        "heartbeat_timeout_s",
+        "heartbeat_timeout_s",
+        Kind.SECONDS,
+        "A worker that is silent for so long is lost. One whose connection ends is lost at once.",
+        2,
+        3600,
+    ),
     Setting(
         "relay_fanout",
         "relay_fanout",

@@ -169,9 +169,16 @@ def _failures(run: Values) -> list[str]:
     lines = []
     for failure in run["failures"]:
         again = failure["served_again_after_s"]
-        served = "not served again" if again is None else f"served again after {again:.1f} s"
+        served = "not served again"
+        if again is not None:
+            served = f"served again after {again:.1f} s by {failure['served_again_by']}"
+        elif failure["host"] is None and failure["slice_index"] is None:
+            served = "it served for no host"
         where = f"worker {failure['worker']} ({failure['node']})"
-        lines.append(f"  failure at {_clock(failure['at_unix_s'])}: {where}: {failure['cause']}; {served}")
+        found = (
+            "" if failure["found_after_s"] is None else f", found {failure['found_after_s']:.1f} s after its last word"
+        )
+        lines.append(f"  failure at {_clock(failure['at_unix_s'])}: {where}: {failure['cause']}{found}; {served}")
     return lines
 
 

@@ -2,8 +2,10 @@
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slurm_pathways.config import RUN_DIR_VARIABLE
 from slurm_pathways.launch import controller_status
@@ -138,6 +140,12 @@ def as_text(report: Report) -> str:
     devices = report.get("devices", [])
     if devices:
         parts.append(table("devices", devices, ("id", "slice_index", "host", "state")))
+    joining = sorted({device["host"] for device in devices if device["state"] == "joining"})
+    if joining:
+        parts.append(f"joining: hosts {', '.join(map(str, joining))}")
+    failures = report.get("failures", [])
+    if failures:
+        parts.append(table("losses", [_failure_row(failure) for failure in failures], _FAILURE_COLUMNS))
     sessions = report.get("sessions", [])
     parts.append(table("sessions", sessions, _SESSION_COLUMNS) if sessions else "no session is open")
     slices = report.get("slices", [])
@@ -152,6 +160,21 @@ def as_text(report: Report) -> str:
     waiting = report.get("waiting", [])
     parts.append("waiting\n" + "\n".join("  " + _fields(entry) for entry in waiting) if waiting else "nothing waits")
     return "\n\n".join(parts)
+
+
+_FAILURE_COLUMNS = ("host", "name", "at", "found after s", "cause", "served again")
+
+
+def _failure_row(failure: dict[str, Any]) -> dict[str, Any]:
+    served = None
+    if failure["served_again_after_s"] is not None:
+        served = f"after {failure['served_again_after_s']} s by {failure['served_again_by']}"
+    return {
+        **failure,
+        "at": time.strftime("%H:%M:%S UTC", time.gmtime(failure["at_unix_s"])),
+        "found after s": failure["found_after_s"],
+        "served again": served,
+    }
 
 
 def _fields(entry: object) -> str:

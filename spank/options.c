@@ -23,6 +23,7 @@ const struct pathways_key pathways_keys[] = {
 	{"job-comment", VARIABLE("JOB_COMMENT"), PATHWAYS_FLAG, 0, 0},
 	{"startup-timeout-s", VARIABLE("STARTUP_TIMEOUT_S"), PATHWAYS_SECONDS, 1, 86400},
 	{"failure-grace-s", VARIABLE("FAILURE_GRACE_S"), PATHWAYS_SECONDS, 0, 86400},
+	{"heartbeat-timeout-s", VARIABLE("HEARTBEAT_TIMEOUT_S"), PATHWAYS_SECONDS, 2, 86400},
 	{"slice-by", VARIABLE("SLICE_BY"), PATHWAYS_TEXT, 0, 0},
 	{"interface", VARIABLE("INTERFACE"), PATHWAYS_TEXT, 0, 0},
 	{"data-plane-encryption", VARIABLE("DATA_PLANE_ENCRYPTION"), PATHWAYS_TEXT, 0, 0},

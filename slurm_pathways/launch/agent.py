@@ -1,10 +1,10 @@
 """The agent: the one task of a step of the runtime. It starts components on its node as the launcher says.
 
 Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
-component, and ``Stop`` for one that the others outlive. End of file means that the launcher, or its srun, is gone, and
-everything ends. Its standard output goes the other way: what components say, with their names. Components' own output
-goes to its standard error, which srun brings into the launcher's logs. So nothing but Slurm itself carries the job's
-material to nodes, and no file system needs to be shared.
+component, ``Stop`` for one that the others outlive, and ``Kill`` for one that does not answer. End of file means that
+the launcher, or its srun, is gone, and everything ends. Its standard output goes the other way: what components say,
+with their names. Components' own output goes to its standard error, which srun brings into the launcher's logs. So
+nothing but Slurm itself carries the job's material to nodes, and no file system needs to be shared.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
+from slurm_pathways.launch.restarts import Restarts
 from slurm_pathways.launch.run_folder import (
     LOCK_NAME,
     RunFolder,
@@ -80,15 +81,23 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     Attributes:
         is_primary: the agent ends with it.
+        restarts: it is started again when it ends, see ``restarts``.
     """
 
     name: str
     argv: tuple[str, ...]
     is_primary: bool = True
+    restarts: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End a component in good order."""
+
+    name: str
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """Kill a component: its end is one that nobody asked for."""
 
     name: str
 
@@ -113,7 +122,7 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     number: int
 
 
-Line = Welcome | Start | Stop | Ask | Signal
+Line = Welcome | Start | Stop | Kill | Ask | Signal
 
 
 def encode_line(line: Line) -> bytes:
@@ -133,6 +142,10 @@ class Agent:
         self._events = events
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
+        self._components: Components | None = None
+        self._restarts = Restarts()
+        #: Command line and log of components that are started again when they end.
+        self._restartable: dict[str, tuple[list[str], Path | None]] = {}
         self._primary = ""
         #: Of the primary component, once it has ended.
         self._returncode: int | None = None
@@ -154,7 +167,7 @@ class Agent:
             self._events.write(AGENT_FAILED_EVENT, reason=f"{_node()}: {failure}")
             print(failure, file=sys.stderr)
             return 1
-        components = Components(component_environment(os.environ), self._tell)
+        components = self._components = Components(component_environment(os.environ), self._tell)
         try:
             launcher_folder = Path(welcome.launcher_folder)
             shared = launcher_folder if (launcher_folder / LOCK_NAME).exists() else folder.path
@@ -170,6 +183,9 @@ class Agent:
                 if isinstance(line, Stop):
                     components.stop([line.name], CLOSE_GRACE_S)
                     continue
+                if isinstance(line, Kill):
+                    components.kill(line.name)
+                    continue
                 if isinstance(line, Ask):
                     self._ask(line)
                     continue
@@ -181,6 +197,8 @@ class Agent:
                     place_log(Path(places[LOGS]), Path(welcome.log_dir), line.name, _node())
                 # Of several in one step, only the first one's output is the step's.
                 log_path = None if line.is_primary else Path(places[LOGS]) / f"{line.name}.log"
+                if line.restarts:
+                    self._restartable[line.name] = argv, log_path
                 components.start(line.name, argv, log_path)
             if self._returncode is None or self._is_asked:
                 (folder.path / OVER_NAME).touch()
@@ -215,13 +233,36 @@ class Agent:
     def _tell(self, event: RuntimeEvent) -> None:
         match event:
             case ComponentEvent(component, name, fields):
+                self._restarts.note(component, name, fields, time.monotonic())
                 self._events.write(name, **{"component": component, **fields})
             case ComponentEnded(component, returncode, was_asked):
+                will_restart = None if was_asked else self._restart(component)
+                if will_restart is not None:
+                    self._events.write(
+                        PROCESS_ENDED_EVENT, component=component, returncode=returncode, will_restart=will_restart
+                    )
+                if will_restart:
+                    return
                 if component == self._primary:
                     self._returncode = returncode
-                    os.write(self._wake_write, b"x")
+                    # One that has been given up is known to the launcher, which decides what becomes of the run.
+                    if will_restart is None:
+                        os.write(self._wake_write, b"x")
                 elif not was_asked:
                     self._events.write(PROCESS_ENDED_EVENT, component=component, returncode=returncode)
+
+    def _restart(self, component: str) -> bool | None:
+        """Start a component again; whether that was of use, None where that is not what is done with it."""
+        if component not in self._restartable:
+            return None
+        if not (is_due := self._restarts.is_another_due(component, time.monotonic())):
+            return is_due
+        assert self._components is not None
+        try:
+            return True if self._components.restart(component, *self._restartable[component]) else None
+        except OSError as failure:
+            print(f"{component} cannot be started again: {failure}", file=sys.stderr)
+            return False
 
     def _ask(self, line: Ask) -> None:
         try:

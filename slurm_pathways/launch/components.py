@@ -38,11 +38,18 @@ class ComponentEvent:
 
 @dataclass(frozen=True, slots=True)
 class ComponentEnded:
-    """A component's process has ended; ``returncode`` is negative for a signal. ``was_asked``: it was told to."""
+    """A component's process has ended.
+
+    Attributes:
+        returncode: negative for a signal.
+        was_asked: it was told to end.
+        will_restart: whether it is started again, where that is what is done with such a component.
+    """
 
     component: str
     returncode: int
     was_asked: bool
+    will_restart: bool | None = None
 
 
 RuntimeEvent = ComponentEvent | ComponentEnded
@@ -100,12 +107,14 @@ class Components:
         self._asked: set[str] = set()
         self._wake_read, self._wake_write = os.pipe()
         self._started: list[Child] = []
+        #: Nobody is started again from now on.
+        self._is_closing = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._watch, name="components")
         self._thread.start()
 
     def start(self, name: str, argv: Sequence[str], log_path: Path | None) -> Child:
-        """Start one; from the main thread, as children may ask the kernel to be killed with it.
+        """Start one; from the main thread, as children may ask the kernel to be killed with it. See also ``restart``.
 
         Args:
             log_path: where its output goes; None leaves it ours.
@@ -117,6 +126,24 @@ class Components:
             child = spawn(argv, name=name, env=self._environ, log_path=log_path, with_events=True)
         self._watch_over(child)
         return child
+
+    def restart(self, name: str, argv: Sequence[str], log_path: Path | None) -> Child | None:
+        """Start one again that has ended; from ``on_event``, whose thread lives as long as any child does.
+
+        Returns:
+            None if ``close`` has begun.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        with self._changed:
+            return None if self._is_closing else self.start(name, argv, log_path)
+
+    def kill(self, name: str) -> None:
+        """Kill one, with its process group; not if it has ended. Its end is reported as one that nobody asked for."""
+        with self._changed:
+            if (child := self._running.get(name)) is not None:
+                child.signal(signal.SIGKILL)
 
     def start_step(
         self, name: str, argv: Sequence[str], environ: Mapping[str, str], log_path: Path
@@ -177,6 +204,8 @@ class Components:
 
     def close(self, grace_s: float) -> list[str]:
         """End all of them, and the watching. Returns whom it had to kill."""
+        with self._changed:
+            self._is_closing = True
         killed = self.stop(list(self.running()), grace_s)
         self._is_stopping = True
         os.write(self._wake_write, b"x")

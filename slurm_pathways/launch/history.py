@@ -8,7 +8,7 @@ import msgspec
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
-from slurm_pathways.launch.local import CONTROLLER, HOST_READY_EVENT
+from slurm_pathways.launch.local import CONTROLLER, HOST_BACK_EVENT, HOST_READY_EVENT
 from slurm_pathways.launch.records import (
     MAX_PROGRAMS_KEPT,
     RUN,
@@ -30,6 +30,8 @@ PROXY_PREFIX = "proxy-"
 #: From the controller: which virtual host a worker stands behind.
 BOUND_EVENT = "bound"
 _LOST_EVENTS = ("host_lost", "worker_lost")
+#: The controller and the launcher hear of one thing by different ways, and not at the same moment.
+_APART_S = 2.0
 
 Values = Mapping[str, Any]
 
@@ -74,6 +76,8 @@ class History:
         self._components: dict[str, Component] = {}
         self._hosts: dict[int, Host] = {}
         self._failures: list[Failure] = []
+        #: Of each component: when and why it ended unasked, where its exit code says something.
+        self._ends: dict[str, list[tuple[float, str]]] = {}
         #: Of each worker: its last entry in a status report, and when that was.
         self._workers: dict[int, tuple[Values, float]] = {}
         #: Of a warm runtime: what they had used before.
@@ -104,11 +108,29 @@ class History:
             case ComponentEvent(component, name, fields) if name in _LOST_EVENTS and not is_over:
                 host = self._host(fields["worker"], fields["name"])
                 cause = str(fields.get("cause", fields.get("reason", name)))
-                self._failures.append(Failure(round(now_s, 3), host.worker, host.node, host.slice_index, cause))
+                self._failures.append(
+                    Failure(
+                        at_unix_s=round(now_s, 3),
+                        worker=host.worker,
+                        node=host.node,
+                        slice_index=host.slice_index,
+                        cause=cause,
+                        host=fields.get("host"),
+                        found_after_s=fields.get("found_after_s"),
+                    )
+                )
+            case ComponentEvent(component, name, fields) if component == CONTROLLER and name == HOST_BACK_EVENT:
+                self._serve_again(fields["host"], fields["name"], now_s)
             case ComponentEvent(component):
                 self._component(component)
-            case ComponentEnded(component, returncode, was_asked):
-                self._end(self._component(component), returncode, was_asked or is_over, now_s)
+            case ComponentEnded(component, returncode, was_asked, will_restart):
+                entry = self._component(component)
+                self._end(entry, returncode, was_asked or is_over, now_s)
+                if entry.cause is not None and returncode != 0:
+                    self._ends.setdefault(component, []).append((now_s, entry.cause))
+                if will_restart:
+                    entry.restarts += 1
+                    entry.ended_at_unix_s = entry.was_asked = entry.exit_code = entry.signal = None
 
     def ready(self, now_s: float) -> None:
         """A program can be served."""
@@ -153,10 +175,29 @@ class History:
         component.node = component.node or node
         return self._hosts.setdefault(worker, Host(worker, node))
 
+    def _serve_again(self, host: int, node: str, now_s: float) -> None:
+        """Somebody stands in the place of all that were lost behind a virtual host."""
+        for index, failure in enumerate(self._failures):
+            if failure.host == host and failure.served_again_after_s is None:
+                took_s = round(max(0.0, now_s - failure.at_unix_s), 3)
+                self._failures[index] = msgspec.structs.replace(
+                    failure, served_again_after_s=took_s, served_again_by=node
+                )
+
+    def _end_of(self, failure: Failure) -> str | None:
+        """How the component of a lost worker ended, if it did so in consequence or as the reason."""
+        later = [one.at_unix_s for one in self._failures if one.worker == failure.worker]
+        next_s = min((at_s for at_s in later if at_s > failure.at_unix_s), default=None)
+        for at_s, cause in self._ends.get(f"worker-{failure.worker}", ()):
+            if at_s >= failure.at_unix_s - _APART_S and (next_s is None or at_s < next_s - _APART_S):
+                return cause
+        return None
+
     @staticmethod
     def _end(component: Component, returncode: int, was_asked: bool, now_s: float) -> None:
         component.ended_at_unix_s = round(now_s, 3)
         component.was_asked = was_asked
+        component.signal = component.exit_code = None
         # Whoever starts a process for us on a node says its end as a shell does.
         if component.step_id is not None and returncode > 128:
             returncode = 128 - returncode
@@ -181,13 +222,10 @@ class History:
             # srun ends with 0 when Slurm has given up the node; and an executor's end is not its supervisor's.
             if component.cause is None or component.exit_code == 0:
                 component.cause = cause
-        failures = []
-        for failure in self._failures:
-            own = self._component(f"worker-{failure.worker}").cause
-            is_more = own is not None and own != failure.cause
-            failures.append(
-                msgspec.structs.replace(failure, cause=f"{failure.cause}; its supervisor {own}") if is_more else failure
-            )
+        failures = [
+            failure if own is None else msgspec.structs.replace(failure, cause=f"{failure.cause}; its supervisor {own}")
+            for failure, own in ((failure, self._end_of(failure)) for failure in self._failures)
+        ]
         return Record(
             schema_version=SCHEMA_VERSION,
             id=self._id,

@@ -6,6 +6,8 @@
 All processes are started at once; those that need one another try to connect until it is there.
 """
 
+import dataclasses
+import logging
 import os
 import sys
 import threading
@@ -32,13 +34,22 @@ from slurm_pathways.launch.components import (
 )
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
 from slurm_pathways.launch.program import Program
+from slurm_pathways.launch.restarts import Restarts
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
 from slurm_pathways.launch.runtime import is_at_terminal
+
+logger = logging.getLogger(__name__)
 
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
 #: From the controller, when a host's executor has registered; ``name`` is the host's.
 HOST_READY_EVENT = "host_ready"
+#: From the controller, when somebody serves again for a host that was lost: ``host``, ``name``, ``took_s``.
+HOST_BACK_EVENT = "host_back"
+#: From the controller, when it has given a worker up whose executors end at once: ``name``, ``num_executors``.
+GIVEN_UP_EVENT = "worker_given_up"
+#: From the controller, of a worker whose supervisor does not answer: what is left of it is to be killed.
+STUCK_EVENT = "supervisor_stuck"
 #: From the controller, when the runtime cannot become ready any more; ``reason`` says why.
 FAILED_EVENT = "failed"
 #: From controller and proxy, once they accept connections.
@@ -117,6 +128,9 @@ class LocalRuntime:
         self._hosts_ready: dict[str, float] = {}
         #: What broke and was survived.
         self._troubles: list[str] = []
+        self._restarts = Restarts()
+        #: Of components that have been started, by name.
+        self._argv: dict[str, list[str]] = {}
         #: Why the runtime cannot become ready.
         self._startup_failure: str | None = None
         #: From now on everybody ends, and some are lost to others: nothing of that is trouble.
@@ -195,7 +209,7 @@ class LocalRuntime:
 
     @property
     def failure(self) -> ComponentEnded | None:
-        """The component that ended first without having been asked to."""
+        """The component that ended first without having been asked to; a worker only while the runtime starts."""
         return self._failure
 
     def pids(self) -> dict[str, int]:
@@ -285,7 +299,7 @@ class LocalRuntime:
 
     def _start_component(self, name: str, module: str, *arguments: object) -> None:
         assert self._components is not None
-        argv = [sys.executable, "-m", module, *map(str, arguments)]
+        argv = self._argv[name] = [sys.executable, "-m", module, *map(str, arguments)]
         self.folder.place_log(name, self._node_of(name))
         self._started.append(self._components.start(name, argv, self.folder.log_of(name)))
 
@@ -352,21 +366,28 @@ class LocalRuntime:
         self._components.stop([client.proxy], CLOSE_GRACE_S)
 
     def _write_record(self) -> None:
-        assert self._record is not None and self._components is not None
-        running = self._components.running()
-        self.record(components=tuple(identify(name, pid) for name, pid in running.items()))
+        with self._changed:
+            assert self._record is not None and self._components is not None
+            running = self._components.running()
+            self.record(components=tuple(identify(name, pid) for name, pid in running.items()))
 
     def record(self, **changes: object) -> None:
         """Change ``run.json``; the fields are those of ``RunRecord``."""
-        assert self._record is not None
-        fields = {name: getattr(self._record, name) for name in self._record.__struct_fields__}
-        self._record = RunRecord(**{**fields, **changes})
-        self.folder.write(self._record)
+        with self._changed:
+            assert self._record is not None
+            fields = {name: getattr(self._record, name) for name in self._record.__struct_fields__}
+            self._record = RunRecord(**{**fields, **changes})
+            self.folder.write(self._record)
 
     # While it runs
 
     def _note(self, event: RuntimeEvent) -> None:
+        """On the thread that watches components."""
         with self._changed:
+            if isinstance(event, ComponentEvent):
+                self._restarts.note(event.component, event.name, event.fields, time.monotonic())
+            elif self._may_restart(event):
+                event = self._restart(event)
             match event:
                 case ComponentEvent(component, name) if name == LISTENING_EVENT:
                     self._listening.add(component)
@@ -376,8 +397,12 @@ class LocalRuntime:
                     self._hosts_ready.setdefault(fields["name"], time.monotonic() - self._started_s)
                 case ComponentEvent(component, name, fields) if name == FAILED_EVENT and component == CONTROLLER:
                     self._startup_failure = str(fields["reason"])
+                case ComponentEvent(component, name, fields) if name == STUCK_EVENT and component == CONTROLLER:
+                    self._kill_worker(f"worker-{fields['worker']}")
                 case ComponentEvent() if not self._is_closing and (trouble := describe_trouble(event)) is not None:
                     self._troubles.append(trouble)
+                case ComponentEnded(component, returncode, was_asked=False) if self._is_ready and is_worker(component):
+                    self._troubles.append(f"{component} {describe_end(returncode)}")
                 case ComponentEnded(was_asked=False) if self._failure is None:
                     self._failure = event
                 case _:
@@ -385,6 +410,34 @@ class LocalRuntime:
             self._changed.notify_all()
         if self._tell is not None:
             self._tell(event)
+
+    def _may_restart(self, event: ComponentEnded) -> bool:
+        is_over = self._is_closing or event.was_asked or not self._is_ready
+        return not is_over and event.will_restart is None and is_worker(event.component)
+
+    def _restart(self, event: ComponentEnded) -> ComponentEnded:
+        """Start a worker again, if that may be of use; the event, which says then whether it was."""
+        assert self._components is not None
+        name = event.component
+        if name not in self._argv or CONTROLLER not in self._components.running():
+            return event
+        if not (is_due := self._restarts.is_another_due(name, time.monotonic())):
+            return dataclasses.replace(event, will_restart=is_due)
+        try:
+            child = self._components.restart(name, self._argv[name], self.folder.log_of(name))
+        except OSError:
+            logger.exception("%s cannot be started again", name)
+            return dataclasses.replace(event, will_restart=False)
+        if child is None:
+            return event
+        self._started.append(child)
+        self._write_record()
+        return dataclasses.replace(event, will_restart=True)
+
+    def _kill_worker(self, name: str) -> None:
+        """Kill what is left of a worker that does not answer; its end is then that of any other."""
+        assert self._components is not None
+        self._components.kill(name)
 
     def is_ready(self) -> bool:
         """Whether all hosts are there and every proxy listens."""
@@ -486,6 +539,11 @@ def proxy_arguments(spec: RuntimeSpec) -> tuple[object, ...]:
     return () if spec.gs_directory is None else ("--gs-directory", spec.gs_directory)
 
 
+def is_worker(component: str) -> bool:
+    """Whether a component is a host's worker: a supervisor, or the step that it is in."""
+    return component.startswith("worker-")
+
+
 def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:
     """The controller's command line; it listens at all of ``listen``."""
     return (
@@ -496,6 +554,7 @@ def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:
         *("--platform", spec.platform),
         *("--spares", spec.num_spares),
         *("--relay-fanout", spec.relay_fanout),
+        *("--heartbeat-timeout-s", spec.heartbeat_timeout_s),
     )
 
 
@@ -526,8 +585,22 @@ def worker_arguments(
 
 def describe_trouble(event: ComponentEvent) -> str | None:
     """What an event says to the user of something that broke and that a run may survive; None if nothing."""
+    fields = event.fields
+    if event.name == GIVEN_UP_EVENT:
+        return (
+            f"worker {fields['worker']} ({fields['name']}) is given up: {fields['num_executors']} of its executors "
+            "ended one after another soon after their start; the log of the last one says why"
+        )
     if event.name not in TROUBLE_EVENTS:
         return None
-    reason, log_tail = event.fields.get("reason", event.name), event.fields.get("log_tail", "")
+    reason, log_tail = fields.get("reason", event.name), fields.get("log_tail", "")
     lines = [f"    | {line}" for line in str(log_tail).splitlines()[-LOG_LINES_SHOWN:]]
     return "\n".join([str(reason), *(["    last lines of its log:", *lines] if lines else [])])
+
+
+def describe_news(event: ComponentEvent) -> str | None:
+    """What an event says to the user of something that broke, or was mended; None if nothing."""
+    if event.name != HOST_BACK_EVENT:
+        return describe_trouble(event)
+    fields = event.fields
+    return f"host {fields['host']} is served again by {fields['name']} after {fields['took_s']:.1f} s"

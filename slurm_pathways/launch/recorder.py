@@ -12,9 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from slurm_pathways.config import RECORDS_VARIABLE, RuntimeSpec
-from slurm_pathways.launch import records
+from slurm_pathways.launch import event_log, records
 from slurm_pathways.launch.components import ComponentEnded, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.history import History
@@ -64,8 +65,10 @@ class RunRecorder:
         self._argv = tuple(argv)
         self._warn: Callable[[str], None] | None = warn
         place = slurm_place(environ)
+        self._id = secrets.token_hex(4)
+        self._started_s = time.time()
         self._history = History(
-            record_id=secrets.token_hex(4),
+            record_id=self._id,
             kind=RUN if argv else RUNTIME,
             spec=spec,
             argv=argv,
@@ -73,7 +76,7 @@ class RunRecorder:
             launcher_pid=os.getpid(),
             slurm=place,
             is_warm=is_warm,
-            started_at_unix_s=time.time(),
+            started_at_unix_s=self._started_s,
         )
         try:
             self._folder = records.records_folder(environ)
@@ -94,6 +97,8 @@ class RunRecorder:
         #: Guards ``_history`` and what follows; notified when there is something to do.
         self._changed = threading.Condition()
         self._is_write_due = False
+        #: Lines for the event log that are not written yet.
+        self._lines: list[dict[str, Any]] = []
         self._final_comment: str | None = None
         self._is_over = False
         self._is_closing = False
@@ -108,7 +113,13 @@ class RunRecorder:
         """The runtime said something. Does not block."""
         try:
             with self._changed:
-                self._history.note(event, time.time())
+                now_s = time.time()
+                self._history.note(event, now_s)
+                line = event_log.entry(event, self._id, now_s, now_s - self._started_s)
+                # Once the program is over, all are on their way out.
+                if line is not None and not self._is_over:
+                    self._lines.append(line)
+                    self._changed.notify_all()
                 if isinstance(event, ComponentEnded) and not event.was_asked:
                     self._is_write_due = True
                     self._changed.notify_all()
@@ -126,6 +137,7 @@ class RunRecorder:
         self._ask = ask
         with self._changed:
             self._history.runtime_id = runtime_id
+            self._note_run("run_started")
             self._is_write_due = True
         if self.is_wanted:
             self._thread = threading.Thread(target=self._work, name="recorder")
@@ -149,6 +161,7 @@ class RunRecorder:
         """
         with self._changed:
             self._history.program_ended(exit_code, time.time())
+            self._note_run("program_ended")
         deadline_s, pause_s = time.monotonic() + _SETTLE_S, _FIRST_PAUSE_S
         while self._fetch() and time.monotonic() < deadline_s:
             time.sleep(pause_s)
@@ -167,6 +180,7 @@ class RunRecorder:
         self._finish_comment(exit_code)
         with self._changed:
             self._history.ended(exit_code, problem, time.time())
+            self._note_run("run_ended")
             self._is_write_due = True
             self._is_closing = True
             self._changed.notify_all()
@@ -180,6 +194,10 @@ class RunRecorder:
             self._comment_due_s = None
             self._is_over = True
             self._changed.notify_all()
+
+    def _note_run(self, what: str) -> None:
+        now_s = time.time()
+        self._lines.append(event_log.of_run(self._history.record(now_s), what, now_s))
 
     # What is known
 
@@ -229,7 +247,7 @@ class RunRecorder:
             with self._changed:
                 due_s = min(write_due_s, self._comment_due_s or write_due_s)
                 self._changed.wait_for(
-                    lambda: self._is_write_due or self._final_comment is not None or self._is_closing,
+                    lambda: self._is_write_due or self._lines or self._final_comment is not None or self._is_closing,
                     max(0.0, due_s - time.monotonic()),
                 )
                 is_closing, is_write_due, self._is_write_due = self._is_closing, self._is_write_due, False
@@ -239,6 +257,7 @@ class RunRecorder:
                 self._fetch()
                 is_write_due = True
                 write_due_s = time.monotonic() + next(intervals_s)
+            self._write_lines()
             if is_write_due:
                 self._write()
             if is_comment_due and final is None:
@@ -251,6 +270,18 @@ class RunRecorder:
                 self._set_comment(final)
             if is_closing:
                 return
+
+    def _write_lines(self) -> None:
+        with self._changed:
+            lines, self._lines = self._lines, []
+            record = self._history.record(time.time()) if lines else None
+        if self._folder is None or record is None:
+            return
+        try:
+            records.make_folder(self._folder)
+            event_log.append(self._folder, record, lines)
+        except OSError as failure:
+            self._complain(f"{failure.strerror or failure}: {self._folder}")
 
     def _write(self) -> None:
         if self._folder is None:

@@ -59,6 +59,7 @@ class Component(msgspec.Struct):
         signal: that has killed it.
         was_asked: whether it ended because the run was over.
         cause: why it ended, if not because it was asked to.
+        restarts: how often it was started again; ``cause`` is then that of its last end that nobody asked for.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Component(msgspec.Struct):
     signal: int | None = None
     was_asked: bool | None = None
     cause: str | None = None
+    restarts: int = 0
 
 
 class Host(msgspec.Struct):
@@ -86,7 +88,15 @@ class Host(msgspec.Struct):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The loss of a host. ``served_again_after_s``: until another stood in its place; None if none ever did."""
+    """The loss of a host.
+
+    Attributes:
+        at_unix_s: when it was found.
+        served_again_after_s: until another stood in its place; None if none ever did.
+        served_again_by: that one's node.
+        host: the virtual host that it stood behind; None if it stood behind none.
+        found_after_s: from its last word until the loss was found; it was lost in between.
+    """
 
     at_unix_s: float
     worker: int
@@ -94,6 +104,9 @@ class Failure(msgspec.Struct, frozen=True):
     slice_index: int | None
     cause: str
     served_again_after_s: float | None = None
+    served_again_by: str | None = None
+    host: int | None = None
+    found_after_s: float | None = None
 
 
 class ProgramUsage(msgspec.Struct, frozen=True):
@@ -185,9 +198,21 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def file_name(self) -> str:
         """By cluster, job, start and id: so that a job's are found by their names."""
-        started = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started_at_unix_s))
-        place = "local" if self.slurm is None else f"{_plain(self.slurm.cluster or 'cluster')}.{self.slurm.label}"
-        return f"{place}.{started}.{self.id}.json"
+        return f"{_place(self)}.{_started(self)}.{self.id}.json"
+
+
+def events_file_name(record: Record) -> str:
+    """The event log's: one of each job, and of each run that is in none."""
+    own = "" if record.slurm is not None else f"{_started(record)}.{record.id}."
+    return f"{_place(record)}.{own}events.jsonl"
+
+
+def _place(record: Record) -> str:
+    return "local" if record.slurm is None else f"{_plain(record.slurm.cluster or 'cluster')}.{record.slurm.label}"
+
+
+def _started(record: Record) -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(record.started_at_unix_s))
 
 
 def _plain(name: str) -> str:
@@ -220,15 +245,24 @@ def records_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".local" / "state" / "slurm-pathways" / "records"
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of records, if it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
 def write(folder: Path, record: Record) -> None:
     """Write a record; who reads meanwhile sees the old one or this one.
 
     Raises:
         OSError: it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
+    make_folder(folder)
     fresh = folder / f".{record.file_name}.new"
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

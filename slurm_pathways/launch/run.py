@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
-from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_trouble
+from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_news
 from slurm_pathways.launch.preflight import check_machine
 from slurm_pathways.launch.program import (
     Program,
@@ -24,6 +24,7 @@ from slurm_pathways.launch.program import (
 )
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
+from slurm_pathways.launch.restarts import describe_restart
 from slurm_pathways.launch.run_folder import STEP, identify
 from slurm_pathways.launch.runtime import Runtime
 from slurm_pathways.launch.startup import next_event, start_up
@@ -200,8 +201,8 @@ class _Run:
                             due = [(term_s, signal.SIGTERM), (term_s + self._spec.kill_after_s, signal.SIGKILL)]
                 case ComponentEvent() as event:
                     self._progress.event(event, self._elapsed_s())
-                    if (trouble := describe_trouble(event)) is not None and is_served:
-                        self._progress.line(trouble)
+                    if (news := describe_news(event)) is not None and is_served:
+                        self._progress.line(news)
                 case None:
                     _, number = due.pop(0)
                     self._progress.line(
@@ -211,7 +212,7 @@ class _Run:
 
     def _say_lost(self, event: ComponentEnded) -> None:
         log = self._runtime.folder.log_of(event.component)
-        consequence = "; what its devices held is lost"
+        consequence = f"; what its devices held is lost{describe_restart(event.will_restart)}"
         if is_vital(event.component):
             consequence = (
                 f"; the program cannot use its devices any more, and is ended if it does not end by itself within "

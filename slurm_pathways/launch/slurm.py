@@ -227,10 +227,17 @@ class SlurmRuntime(LocalRuntime):
         self._steps[name] = _Step(input_fd)
 
     def _start(
-        self, step: str, component: str, module: str, arguments: tuple[object, ...], *, is_primary: bool = True
+        self,
+        step: str,
+        component: str,
+        module: str,
+        arguments: tuple[object, ...],
+        *,
+        is_primary: bool = True,
+        restarts: bool = False,
     ) -> None:
         argv = (sys.executable, "-m", module, *map(str, arguments))
-        self._steps[step].send(agent.Start(component, argv, is_primary))
+        self._steps[step].send(agent.Start(component, argv, is_primary, restarts))
 
     def _start_connected(self, controller_address: str) -> None:
         """Start all that connects to the controller, which listens now. On the thread that watches components."""
@@ -246,7 +253,7 @@ class SlurmRuntime(LocalRuntime):
                 run_dir=agent.FOLDER,
                 log_dir=agent.LOGS,
             )
-            self._start(name, name, self._modules.worker, (*arguments, *_NETWORK))
+            self._start(name, name, self._modules.worker, (*arguments, *_NETWORK), restarts=True)
 
     def _address_of_client(self, number: int) -> str:
         return f"unix:{self._head_folder}/proxy-{number}.sock"
@@ -255,6 +262,13 @@ class SlurmRuntime(LocalRuntime):
         client = self._new_client()
         self._start_proxy_of(client)
         return client
+
+    def _may_restart(self, event: ComponentEnded) -> bool:
+        # Agents start workers again themselves; an srun that has ended has lost its node.
+        return False
+
+    def _kill_worker(self, name: str) -> None:
+        self._steps[name].send(agent.Kill(name))
 
     def _start_proxy_of(self, client: Client) -> None:
         """Once the controller listens."""
@@ -283,7 +297,8 @@ class SlurmRuntime(LocalRuntime):
                     self._changed.notify_all()
                 return
             case ComponentEvent(component, name, fields) if name == agent.PROCESS_ENDED_EVENT:
-                event = ComponentEnded(component, fields["returncode"], was_asked=self._is_closing)
+                will_restart = fields.get("will_restart")
+                event = ComponentEnded(component, fields["returncode"], self._is_closing, will_restart)
             case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
             case ComponentEvent(component, name, fields) if name == AGENT_EVENT:

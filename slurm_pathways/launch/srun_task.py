@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
-    ComponentEnded,
     ComponentEvent,
     Components,
     RuntimeEvent,
@@ -39,6 +39,7 @@ from slurm_pathways.launch.local import (
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, Invitation, LetterBox, Post
+from slurm_pathways.launch.restarts import Restarts, describe_restart
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder
 from slurm_pathways.launch.steps import step_environment
@@ -257,6 +258,8 @@ class _WorkerTask:
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         components = Components(component_environment(self._environ), self._inbox.put)
+        # It ends with its supervisor, which ends with the controller.
+        restarts = Restarts(must_register=True)
         name = f"worker-{worker_id}"
         returncode = 0
         try:
@@ -270,18 +273,23 @@ class _WorkerTask:
                 log_dir=folder.logs,
             )
             folder.place_log(name, self._node)
-            components.start(
-                name, [sys.executable, "-m", REAL_MODULES.worker, *map(str, arguments), *network], folder.log_of(name)
-            )
+            argv = [sys.executable, "-m", REAL_MODULES.worker, *map(str, arguments), *network]
+            components.start(name, argv, folder.log_of(name))
             while (event := self._inbox.get()) is not None:
-                if isinstance(event, ComponentEnded):
-                    returncode = event.returncode
-                    if returncode != 0:
-                        log = quote_log(folder.log_of(name))
-                        reason = f"{name} ({self._node}) {describe_end(returncode)}\n{log}"
+                if isinstance(event, ComponentEvent):
+                    restarts.note(name, event.name, event.fields, time.monotonic())
+                    continue
+                returncode = event.returncode
+                will_restart = restarts.is_another_due(name, time.monotonic())
+                if returncode != 0:
+                    end = describe_end(returncode) + describe_restart(will_restart)
+                    reason = f"{name} ({self._node}) {end}\n{quote_log(folder.log_of(name))}"
+                    print(f"slurm-pathways: {reason}", file=sys.stderr)
+                    if not will_restart:
                         self._box.decline(reason)
-                        print(f"slurm-pathways: {reason}", file=sys.stderr)
+                if not will_restart:
                     break
+                components.start(name, argv, folder.log_of(name))
         finally:
             components.close(CLOSE_GRACE_S)
             folder.remove(keep_logs=self._spec.keep_logs)

@@ -160,7 +160,7 @@ class Cluster:
         proxy.send(msg.Attach(name, 77, "unix:/links"))
         session = proxy.next(msg.Attached).session
         for executor in self.executors:
-            assert executor.next(msg.OpenSession) == msg.OpenSession(session, "unix:/links")
+            assert executor.next(msg.OpenSession) == msg.OpenSession(session, "unix:/links", 0)
         return proxy, session
 
 

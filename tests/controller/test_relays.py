@@ -84,7 +84,7 @@ class RelayedCluster:
         proxy.send(msg.Attach("train.py", 77, "unix:/links"))
         session = proxy.next(msg.Attached).session
         for executor in self.executors:
-            assert executor.next(msg.OpenSession) == msg.OpenSession(session, "unix:/links")
+            assert executor.next(msg.OpenSession) == msg.OpenSession(session, "unix:/links", 0)
         return proxy, session
 
     def operations_of(self, host: int, count: int) -> list[tuple[int, ops.Operation]]:

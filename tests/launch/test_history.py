@@ -115,6 +115,7 @@ def test_a_lost_host_keeps_its_last_words_and_its_slice_stands_still_from_then_o
     _ready(history)
     history.answered(_report(_worker(0, 6.0, 3), _worker(1, 2.0, 3)), START_S + 15)
     lost = {"worker": 1, "name": "node1", "host": 1, "reason": "long", "cause": "silent for 30.0 s"}
+    lost |= {"found_after_s": 30.0}
     history.note(ComponentEvent("controller", "host_lost", lost), START_S + 16)
     history.note(ComponentEnded("worker-1", 137, was_asked=False), START_S + 17)
     silent = {key: value for key, value in _worker(1, 0, 0).items() if key != "usage"}
@@ -129,11 +130,50 @@ def test_a_lost_host_keeps_its_last_words_and_its_slice_stands_still_from_then_o
             1,
             "silent for 30.0 s; its supervisor was killed by signal 9 (SIGKILL), perhaps by the kernel for want of "
             "memory",
+            host=1,
+            found_after_s=30.0,
         ),
     )
     part = _component(record, "worker-1")
     assert (part.signal, part.exit_code, part.was_asked, part.node) == (9, None, False, "node1")
     assert part.ended_at_unix_s == START_S + 17
+
+
+def test_losses_are_joined_with_what_mended_them() -> None:
+    """The executor of worker 1, then the supervisor of worker 2, which stands in its place, and is started again."""
+    history = _history()
+    _ready(history)
+
+    def lose(worker: int, cause: str, at_s: float) -> None:
+        lost = {"worker": worker, "name": f"node{worker}", "host": 1, "reason": "long", "cause": cause}
+        history.note(ComponentEvent("controller", "host_lost", {**lost, "found_after_s": 0.5}), START_S + at_s)
+
+    def mend(worker: int, at_s: float) -> None:
+        back = {"host": 1, "worker": worker, "name": f"node{worker}", "lost_worker": 0, "took_s": 0.0}
+        history.note(ComponentEvent("controller", "host_back", back), START_S + at_s)
+
+    lose(1, "its executor ended with exit code 1", 20)
+    history.note(ComponentEvent("controller", "bound", {"host": 1, "worker": 2, "name": "node2"}), START_S + 20)
+    mend(2, 20.75)
+    history.note(ComponentEnded("worker-2", -9, was_asked=False, will_restart=True), START_S + 29.9)
+    lose(2, "its supervisor's connection is gone (closed)", 30)
+    lose(1, "its executor ended with exit code 2", 30.5)
+    record = history.record(START_S + 31)
+    supervisor = "; its supervisor was killed by signal 9 (SIGKILL), perhaps by the kernel for want of memory"
+    assert [(one.cause, one.served_again_after_s, one.served_again_by) for one in record.failures] == [
+        ("its executor ended with exit code 1", 0.75, "node2"),
+        ("its supervisor's connection is gone (closed)" + supervisor, None, None),
+        ("its executor ended with exit code 2", None, None),
+    ]
+    assert [(one.host, one.found_after_s, one.slice_index) for one in record.failures] == [(1, 0.5, 1)] * 3
+    part = _component(record, "worker-2")
+    assert (part.restarts, part.ended_at_unix_s, part.signal, part.was_asked) == (1, None, None, None)
+    mend(1, 32)
+    assert [one.served_again_after_s for one in history.record(START_S + 33).failures] == [0.75, 2.0, 1.5]
+    history.program_ended(0, START_S + 40)
+    history.note(ComponentEnded("worker-2", 0, was_asked=True), START_S + 41)
+    part = _component(history.record(START_S + 42), "worker-2")
+    assert (part.exit_code, part.signal, part.was_asked, part.restarts) == (0, None, True, 1)
 
 
 def test_a_host_that_never_said_anything_is_named_and_counts_for_nothing() -> None:

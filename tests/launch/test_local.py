@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
-from slurm_pathways.launch.components import ComponentEnded, RuntimeEvent
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.local import LocalRuntime, Modules, StartupFailed
+from slurm_pathways.launch.restarts import MAX_SHORT_LIVES
 from slurm_pathways.launch.run_folder import live_runs
+from tests.waiting import until
 
 
 def test_starts_every_process_and_leaves_nothing(fake_modules: Modules, runs_root: Path) -> None:
@@ -69,18 +71,40 @@ def test_a_start_that_takes_too_long_names_who_is_missing(
     _remove(runtime.kept_logs)
 
 
-def test_a_killed_worker_is_reported_and_its_logs_stay(fake_modules: Modules) -> None:
-    ends: list[RuntimeEvent] = []
-    runtime = LocalRuntime(RuntimeSpec(), modules=fake_modules, on_event=ends.append)
+def test_a_killed_worker_is_started_again_and_its_logs_stay(fake_modules: Modules, runs_root: Path) -> None:
+    events: list[RuntimeEvent] = []
+    runtime = LocalRuntime(RuntimeSpec(hosts_per_slice=2), modules=fake_modules, on_event=events.append)
+
+    def num_registered() -> int:
+        return sum(
+            isinstance(e, ComponentEvent) and (e.component, e.name) == ("worker-0", "registered") for e in events
+        )
+
     with runtime:
-        os.kill(runtime.pids()["worker-0"], signal.SIGKILL)
-        with runtime._changed:
-            assert runtime._changed.wait_for(lambda: runtime.failure is not None, 10), "the end was not noticed"
-    assert runtime.failure == ComponentEnded("worker-0", -signal.SIGKILL, was_asked=False)
-    assert {event.component for event in ends if isinstance(event, ComponentEnded) and event.was_asked} == {
-        "controller",
-        "proxy-0",
-    }
+        for life in range(1, MAX_SHORT_LIVES + 1):
+            until(lambda life=life: num_registered() == life, "worker-0 did not register", 20)
+            os.kill(runtime.pids()["worker-0"], signal.SIGKILL)
+        until(lambda: "worker-0" not in runtime.pids(), "there is a sixth worker-0", 20)
+        [(_, record)] = live_runs(runs_root)
+        # A warm runtime takes programs still.
+        runtime.close_proxy(runtime.new_proxy())
+    assert runtime.failure is None
+    assert "worker-1" in {component.name for component in record.components}
+    ends = [event for event in events if isinstance(event, ComponentEnded)]
+    assert [end.will_restart for end in ends if end.component == "worker-0"] == [True, True, True, True, False]
+    assert {end.component for end in ends if end.was_asked} == {"controller", "worker-1", "proxy-0", "proxy-1"}
+    assert runtime.kept_logs is not None
+    assert (runtime.kept_logs / "worker-0.log").read_text().count("worker_0 begins") == MAX_SHORT_LIVES
+    _remove(runtime.kept_logs)
+
+
+def test_a_worker_that_is_killed_for_being_stuck_is_started_again(fake_modules: Modules) -> None:
+    with LocalRuntime(RuntimeSpec(), modules=fake_modules) as runtime:
+        stopped = runtime.pids()["worker-0"]
+        until(lambda: runtime._restarts.is_another_due("worker-0", 0.0), "worker-0 did not register", 20)
+        os.kill(stopped, signal.SIGSTOP)
+        runtime._note(ComponentEvent("controller", "supervisor_stuck", {"worker": 0, "name": "host-0"}))
+        until(lambda: runtime.pids().get("worker-0", stopped) != stopped, "there is no other worker-0", 20)
     assert runtime.kept_logs is not None
     _remove(runtime.kept_logs)
 

@@ -65,6 +65,7 @@ class FakeCluster:
         self.dispatches_at_once = True
         self.held: list[tuple[SessionId, messages.Submit]] = []
         self.status_replies: list[messages.StatusReply] = []
+        self.seen_change = 0
         self.control: AsyncChannel[Any] | None = None
         self.failure: Exception | None = None
         self.changed = asyncio.Event()
@@ -141,6 +142,8 @@ class FakeCluster:
                     self.detached.append(session)
                     for link in self.sessions.pop(session).links.values():
                         link.close()
+                case messages.HostChangesSeen(change=change):
+                    self.seen_change = change
                 case messages.StatusReply():
                     self.status_replies.append(frame.message)
                 case other:
@@ -195,7 +198,7 @@ class FakeCluster:
         _, channel = await asyncio.get_running_loop().create_unix_connection(
             lambda: AsyncChannel(codec, on_frames, lambda *_: None), addresses.parse(address).path
         )
-        channel.send(links.LinkHello(session_id, host, 1))
+        channel.send(links.LinkHello(session_id, host, 0))
         session.links[host] = channel
         if len(session.links) == self.topology.num_hosts:
             session.links_up.set()

@@ -91,7 +91,7 @@ def test_a_lost_host_costs_what_it_had_a_part_in_and_nothing_else(seed):
     RandomProgram(everywhere, cluster.clock, random.Random(seed), meshes, 60, may_chain_copies=False)
     elsewhere = cluster.add_client("elsewhere")
     RandomProgram(elsewhere, cluster.clock, random.Random(seed), meshes[1:2], 60)
-    cluster.clock.call_later(random.Random(seed).randrange(1_500_000), lambda: cluster.lose_host(0))
+    cluster.clock.call_later(random.Random(seed).randrange(1_500_000), lambda: cluster.lose_worker(0))
     cluster.run()
     assert elsewhere.failures == [] and elsewhere.num_checked >= 8
     assert everywhere.failures
@@ -105,13 +105,13 @@ def test_a_lost_host_costs_what_it_had_a_part_in_and_nothing_else(seed):
 def test_values_are_right_behind_relays(seed):
     shape = {"num_slices": 2, "hosts_per_slice": 4, "devices_per_host": 2}
     cluster = SimulatedCluster(seed, **shape, max_launches_in_flight=6, relay_fanout=2)
-    assert sorted(cluster.relays) == [0, 4]
+    assert [relay.node for relay in cluster.relays()] == ["node-0", "node-4"]
     meshes = meshes_of(cluster, (0, 4), (4, 8), (2, 6), (0, 8), (3, 4), (5, 6))
     start_programs(cluster, 3, meshes, num_steps=60)
     cluster.run()
     assert min(client.num_checked for client in cluster.clients) >= 8
     assert not any(client.failures for client in cluster.clients)
-    assert all(relay.num_told > 0 for relay in cluster.relays.values())
+    assert all(relay.num_told > 0 for relay in cluster.relays())
 
 
 def test_a_broken_order_behind_a_relay_gives_wrong_values():
@@ -138,13 +138,13 @@ def test_a_lost_relay_takes_the_executors_behind_it_along_and_nobody_hangs(seed)
 def lose_in_cluster_with_relays(seed, host, lost):
     shape = {"num_slices": 2, "hosts_per_slice": 3}
     cluster = SimulatedCluster(seed, **shape, max_launches_in_flight=4, check_every=10, relay_fanout=2)
-    assert sorted(cluster.relays) == [0, 3]
+    assert [relay.node for relay in cluster.relays()] == ["node-0", "node-3"]
     meshes = meshes_of(cluster, (0, 3), (3, 6), (2, 5))
     everywhere = cluster.add_client("everywhere")
     RandomProgram(everywhere, cluster.clock, random.Random(seed), meshes, 60, may_chain_copies=False)
     elsewhere = cluster.add_client("elsewhere")
     RandomProgram(elsewhere, cluster.clock, random.Random(seed), meshes[1:2], 60)
-    cluster.clock.call_later(random.Random(seed).randrange(1_500_000), lambda: cluster.lose_host(host))
+    cluster.clock.call_later(random.Random(seed).randrange(1_500_000), lambda: cluster.lose_worker(host))
     cluster.run()
     assert set(cluster.lost_hosts) == lost
     assert elsewhere.failures == [] and elsewhere.num_checked >= 8

@@ -228,13 +228,13 @@ class Lab:
         """A new session, which operations are of from now on, with a link to each host."""
         session = self.session = SessionId(self.session + 1)
         for host in self.hosts:
-            host.send(wire.OpenSession(session, f"unix:{self.folder}/links"))
+            host.send(wire.OpenSession(session, f"unix:{self.folder}/links", 0))
         for _ in self.hosts:
             sock, _ = self._links.accept()
             inbox = Inbox("a link", sock, wire_links.AnyLinkMessage)
             hello = inbox.take(wire_links.LinkHello).message
             assert hello.session == session
-            assert hello.epoch == 1
+            assert hello.change == 0
             inbox.name = f"link of host {hello.host}"
             self.hosts[hello.host].link = inbox
             self._at_end.callback(inbox.close)

@@ -700,7 +700,8 @@ class Controller:
         )
 
     def _perform_open_session(self, instruction: ins.OpenSession) -> None:
-        self._send_to_all(instruction.peers, msg.OpenSession(instruction.session, instruction.links_address))
+        message = msg.OpenSession(instruction.session, instruction.links_address, instruction.change)
+        self._send_to_all(instruction.peers, message)
 
     def _perform_close_session(self, instruction: ins.CloseSession) -> None:
         self._dispatched.pop(instruction.session, None)

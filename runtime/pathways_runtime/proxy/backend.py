@@ -128,7 +128,7 @@ class ProxyBackend:
                 self._attached(message)
             case messages.HostChanged(state=state, change=change):
                 if state.worker is None:
-                    self._links.forget_host(state.host)
+                    self._links.forget_host(state.host, change)
                     self._callbacks.forget_host(state.host)
                 for session in list(self._sessions.values()):
                     session.control_message(message)

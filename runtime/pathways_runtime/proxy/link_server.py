@@ -46,6 +46,8 @@ class LinkServer:
         self._receivers: dict[SessionId, Receiver] = {}
         self._links: dict[tuple[SessionId, HostIndex], _Link] = {}
         self._waiting: dict[tuple[SessionId, HostIndex], list[tuple[HostBuffer, Buffer]]] = {}
+        #: The last change by which a host was lost.
+        self._lost_at: dict[HostIndex, int] = {}
 
     async def start(self) -> None:
         """Begin to listen.
@@ -102,18 +104,24 @@ class LinkServer:
         """What the session's links that are up have not taken yet."""
         return sum(link.channel.unsent_bytes() for key, link in self._links.items() if key[0] == session)
 
-    def forget_host(self, host: HostIndex) -> None:
-        """The executor behind a host is gone, and what was meant for it too.
+    def forget_host(self, host: HostIndex, change: int) -> None:
+        """The executor behind a host is gone, by the change of hosts of that number, and what was meant for it too.
 
-        Its links may not have noticed yet, and must not swallow what is meant for the next one.
+        Its links may not have noticed yet, or come up late, and must not swallow what is meant for the next one, whose
+        links may be up already.
         """
+        self._lost_at[host] = change
         for key in [key for key in self._waiting if key[1] == host]:
             del self._waiting[key]
-        for key in [key for key in self._links if key[1] == host]:
-            self._links.pop(key).channel.close()
+        for key, link in list(self._links.items()):
+            if key[1] == host and link.hello is not None and link.hello.change < change:
+                self._links.pop(key).channel.close()
 
     def _registered(self, link: "_Link", hello: LinkHello) -> None:
         key = (hello.session, hello.host)
+        if hello.change < self._lost_at.get(hello.host, 0):
+            link.channel.close()
+            return
         former = self._links.get(key)
         if former is not None:
             former.channel.close()

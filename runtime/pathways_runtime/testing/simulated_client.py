@@ -1,11 +1,13 @@
 """A client, its proxy's session core, and what it expects of every value."""
 
+import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
+from pathways_runtime.core.controller.instructions import ChangeHost
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, RequestId, SessionId, WaitId
 from pathways_runtime.core.operations import Operation
@@ -16,7 +18,9 @@ from pathways_runtime.core.session.core import SessionCore
 from pathways_runtime.core.sharding import Sharding, TileAssignment, TileKind
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.testing.simulated_executor import MODULUS, PROGRAM_FACTORS
+from pathways_runtime.testing.simulated_executor import PROGRAM_FACTORS, SimulatedExecutor
+from pathways_runtime.testing.simulated_network import Process
+from pathways_runtime.testing.simulated_worlds import MODULUS
 
 Mesh = tuple[DeviceId, ...]
 
@@ -67,8 +71,10 @@ class ControllerSide(Protocol):
 
     def submit(self, client: "SimulatedClient", submit: SimulatedSubmit) -> None: ...
     def compile(self, client: "SimulatedClient", told: sins.CompileProgram) -> None: ...
+    def see_changes(self, client: "SimulatedClient", change: int) -> None: ...
+    def detach(self, client: "SimulatedClient") -> None: ...
     def send_host_buffer(
-        self, client: "SimulatedClient", op_id: OpId, index: int, hosts: tuple[HostIndex, ...], value: int
+        self, client: "SimulatedClient", executor: SimulatedExecutor, op_id: OpId, index: int, value: int
     ) -> None: ...
 
 
@@ -80,7 +86,43 @@ class ClientArray(msgspec.Struct):
     values: list[int]
 
 
-class SimulatedClient:
+class _Links:
+    """The session links of executors, by host, as ``proxy.link_server`` keeps them."""
+
+    def __init__(self) -> None:
+        self._links: dict[HostIndex, tuple[SimulatedExecutor, int]] = {}
+        self._lost_at: dict[HostIndex, int] = {}
+        self._waiting: dict[HostIndex, list[Callable[[SimulatedExecutor], None]]] = {}
+
+    def open(self, executor: SimulatedExecutor, change: int) -> None:
+        host = executor.host
+        if change >= self._lost_at.get(host, 0):
+            self._links[host] = (executor, change)
+            for send in self._waiting.pop(host, ()):
+                send(executor)
+
+    def forget_host(self, host: HostIndex, change: int) -> None:
+        self._lost_at[host] = change
+        self._waiting.pop(host, None)
+        if host in self._links and self._links[host][1] < change:
+            del self._links[host]
+
+    def is_open(self, executor: SimulatedExecutor) -> bool:
+        link = self._links.get(executor.host)
+        return link is not None and link[0] is executor
+
+    def send(self, host: HostIndex, send: Callable[[SimulatedExecutor], None]) -> None:
+        link = self._links.get(host)
+        if link is None:
+            self._waiting.setdefault(host, []).append(send)
+        else:
+            send(link[0])
+
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+
+class SimulatedClient(Process):
     """Runs F and G on arrays, copies them between meshes, deletes them, and fetches shards to compare them.
 
     Attributes:
@@ -89,8 +131,9 @@ class SimulatedClient:
     """
 
     def __init__(self, name: str, topology: Topology, rng: random.Random, controller: ControllerSide) -> None:
-        self.name = name
+        super().__init__(name, "clients")
         self.session = SessionId(0)
+        self.is_detached = False
         self.num_undispatched = 0
         self.max_undispatched = 0
         self.num_checked = 0
@@ -100,16 +143,20 @@ class SimulatedClient:
         self._rng = rng
         self._controller = controller
         self._core: SessionCore | None = None
+        self._links = _Links()
         self._last_request = 0
         self._last_handle = 0
         self._stored: dict[Handle, int] = {}
         self._fetched: int | None = None
         self._programs: dict[tuple[bytes, Mesh], Handle] = {}
+        self._failed: set[Handle] = set()
 
-    def attached(self, session: SessionId, max_undispatched: int) -> None:
+    def attached(
+        self, session: SessionId, max_undispatched: int, losses: Mapping[HostIndex, Status | None] | None = None
+    ) -> None:
         """The controller has opened the session."""
         self.session, self.max_undispatched = session, max_undispatched
-        self._core = SessionCore(session, self._topology)
+        self._core = SessionCore(session, self._topology, losses)
 
     # what a program does
 
@@ -175,7 +222,7 @@ class SimulatedClient:
 
         def answered(response: responses.Response | Status) -> None:
             if isinstance(response, Status):
-                self._note_failure(response)
+                self._note_failure(response, array)
                 return
             value = self._stored.pop(buffer)
             if value != array.values[place]:
@@ -186,9 +233,35 @@ class SimulatedClient:
 
         self._ask(f"shard {place} of array {array.handle}", requests.CopyToHostBuffer(piece, buffer), answered)
 
-    def _note_failure(self, response: responses.Response | Status) -> None:
+    def _note_failure(self, response: responses.Response | Status, array: ClientArray | None = None) -> None:
         assert isinstance(response, Status) and response.code in _LOSS_CODES, f"{self.name} was answered {response}"
         self.failures.append(response)
+        if array is not None:
+            self._failed.add(array.handle)
+
+    def has_failed(self, array: ClientArray) -> bool:
+        """Whether it was answered a failure in place of this array's values."""
+        return array.handle in self._failed
+
+    def forget_program(self, program: bytes, mesh: Mesh) -> None:
+        """Give a compiled program up; what runs still does."""
+        self._ask_at_once(requests.LoadedExecutableDestruct(self._programs.pop((program, mesh))))
+
+    def wait_for(self, array: ClientArray) -> None:
+        """Ask to be told when an array is ready, or that it failed."""
+
+        def answered(response: responses.Response | Status) -> None:
+            if isinstance(response, Status):
+                self._note_failure(response, array)
+
+        self._ask(f"array {array.handle} to be ready", requests.CheckValueReady((array.handle,)), answered)
+
+    def detach(self) -> None:
+        """The client is gone: whatever it has asked is nobody's any more."""
+        self.is_detached = True
+        self.open_requests.clear()
+        self.feed(sev.ClientDisconnected())
+        self._controller.detach(self)
 
     # what comes to the proxy
 
@@ -197,6 +270,43 @@ class SimulatedClient:
         assert self._core is not None, f"{self.name} is not attached"
         for told in self._core.handle(event):
             self._perform(told)
+
+    def host_changed(self, told: ChangeHost) -> None:
+        """What stands behind a host has changed."""
+        if self._core is None or self.is_dead:
+            return
+        if told.worker is None:
+            self._links.forget_host(told.host, told.change)
+        self.feed(sev.HostChanged(told.host, told.worker is not None, told.name, told.failure))
+        self._controller.see_changes(self, told.change)
+
+    def ended(self) -> None:
+        """The controller says that the session is no more."""
+        assert self.is_detached, f"{self.name}: the session was ended"
+        self.num_undispatched = 0
+
+    def link_opened(self, executor: SimulatedExecutor, change: int) -> None:
+        """An executor connects; it was told to when there had been so many changes of hosts."""
+        self._links.open(executor, change)
+
+    def from_link(self, executor: SimulatedExecutor, deliver: Callable[[], None]) -> None:
+        """Something comes over an executor's link, if that is still open."""
+        if self._links.is_open(executor):
+            deliver()
+
+    def check_invariants(self) -> None:
+        """What must hold between events."""
+        if self._core is not None:
+            self._core.check_invariants()
+
+    def check_at_rest(self) -> None:
+        """What must hold when nothing is under way and all hosts are there."""
+        assert self._core is not None
+        figures = self._core.figures()
+        assert not figures["lost_hosts"] and not figures["waits"] and not figures["compiling"], (
+            f"{self.name}: {figures}"
+        )
+        assert not self._links.num_waiting(), f"{self.name}: host buffers wait for links"
 
     def dispatched(self, count: int) -> None:
         """The controller says how many operations went out."""
@@ -226,7 +336,8 @@ class SimulatedClient:
                 self._controller.compile(self, told)
             case sins.SendHostBuffer():
                 value = self._stored[told.host_buffer_handle]
-                self._controller.send_host_buffer(self, told.op_id, told.index, told.hosts, value)
+                for host in told.hosts:
+                    self._links.send(host, functools.partial(self._send_buffer, told.op_id, told.index, value))
             case sins.DropHostBuffer():
                 del self._stored[told.host_buffer_handle]
             case sins.StoreFetched():
@@ -238,6 +349,9 @@ class SimulatedClient:
                 self.open_requests.pop(told.request_id)[1](told.status)
             case _:
                 raise TypeError(f"no such instruction: {told!r}")
+
+    def _send_buffer(self, op_id: OpId, index: int, value: int, executor: SimulatedExecutor) -> None:
+        self._controller.send_host_buffer(self, executor, op_id, index, value)
 
     def _ask(
         self, what: str, request: requests.Request, on_answer: Callable[[responses.Response | Status], None]

@@ -1,45 +1,69 @@
-"""A whole runtime in one process: the real cores of controller and sessions, simulated executors and network."""
+"""A whole runtime in one process: the real cores of controller and sessions, simulated workers and network."""
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
 from pathways_runtime.core.controller.relays import RELAY_FANOUT
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WaitId, WorkerId
-from pathways_runtime.core.operations import Launch, Operation
+from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId, WorkerId, WorldId
+from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.session import events as sev
 from pathways_runtime.core.session import instructions as sins
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.manual_clock import ManualClock
-from pathways_runtime.testing.simulated_client import Mesh, SimulatedClient, SimulatedSubmit
-from pathways_runtime.testing.simulated_executor import Cell, Communicator, MoveKey, SimulatedExecutor
-from pathways_runtime.testing.simulated_network import Network
-from pathways_runtime.testing.simulated_relay import SimulatedRelay
+from pathways_runtime.testing.simulated_cells import Cell
+from pathways_runtime.testing.simulated_client import SimulatedClient, SimulatedSubmit
+from pathways_runtime.testing.simulated_executor import MoveKey, SimulatedExecutor
+from pathways_runtime.testing.simulated_network import LONGEST_DELAY_NS, Network, Process
+from pathways_runtime.testing.simulated_relay import Action, SimulatedRelay
+from pathways_runtime.testing.simulated_reordering import Reordering
+from pathways_runtime.testing.simulated_supervisor import SimulatedSupervisor
+from pathways_runtime.testing.simulated_worlds import Member, SimulatedWorld
 
-_LONGEST_REORDERING_NS = 500_000
-_COMPILE_NS = 200_000
-#: How long executors go on after their relay is gone.
-_LONGEST_ENDING_NS = 200_000
-_FIRST_EXECUTOR = 1_000_000
-_FIRST_SUPERVISOR = 2_000_000
+_FIRST_WORKER_PEER = 1_000_000
 
 
 class Stuck(AssertionError):
     """Nothing can happen any more, and something still waits."""
 
 
+class _Connection:
+    """A worker's process and the controller.
+
+    Attributes:
+        is_open: whether the controller's end is.
+        relay, child: what stands between, and the number there.
+    """
+
+    __slots__ = ("child", "is_open", "process", "relay")
+
+    def __init__(self, process: SimulatedExecutor | SimulatedSupervisor, relay: SimulatedRelay | None) -> None:
+        self.process = process
+        self.relay = relay
+        self.child = relay.add_child(process) if relay is not None and isinstance(process, SimulatedExecutor) else 0
+        self.is_open = True
+
+
 class SimulatedCluster:
     """The same seed gives the same run.
 
     Args:
+        num_spares: workers beyond the topology's hosts.
         reordering: hosts that break the order on purpose: they let launches of one session overtake another's.
-        check_every: check the controller's invariants after every so many events.
+        check_every: check all invariants after every so many events.
         relay_fanout: up to so many hosts are reached directly, more through relays.
+        how_often_stuck: how often a program does not end although its world is over, so that its process must.
+        observe: called with each instruction of the controller before it is performed.
+
+    Attributes:
+        supervisors: by worker, the newest process of each.
+        lost_hosts: hosts that sessions were told are lost, with the first failure of each.
+        num_checks: how often all invariants were checked.
     """
 
     def __init__(
@@ -49,50 +73,111 @@ class SimulatedCluster:
         hosts_per_slice: int,
         devices_per_host: int = 1,
         *,
+        num_spares: int = 0,
         reordering: Sequence[HostIndex] = (),
         check_every: int = 50,
         max_launches_in_flight: int = 24,
         relay_fanout: int = RELAY_FANOUT,
+        heartbeat_timeout_ns: int = 3_000_000_000,
+        how_often_stuck: float = 0.0,
+        observe: Callable[[ins.Instruction], None] = lambda instruction: None,
     ) -> None:
         self.topology = Topology(num_slices, hosts_per_slice, devices_per_host, "simulated")
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.network = Network(self.clock, self.rng)
         self.core = ControllerCore(
-            self.topology, max_launches_in_flight=max_launches_in_flight, relay_fanout=relay_fanout
+            self.topology,
+            num_spares,
+            heartbeat_timeout_ns,
+            max_launches_in_flight=max_launches_in_flight,
+            relay_fanout=relay_fanout,
         )
+        self.controller = Process("controller", "controller")
+        self.observe = observe
+        self.how_often_stuck = how_often_stuck
         self.clients: list[SimulatedClient] = []
+        self.supervisors: dict[WorkerId, SimulatedSupervisor] = {}
+        self.worlds: dict[WorldId, SimulatedWorld] = {}
         self.lost_hosts: dict[HostIndex, Status] = {}
         self.num_dispatched = 0
-        self.executors = [
-            SimulatedExecutor(HostIndex(host), self.topology, self.clock, self.rng, self)
-            for host in range(self.topology.num_hosts)
-        ]
-        #: By the host where each runs.
-        self.relays: dict[HostIndex, SimulatedRelay] = {}
-        #: The relay that each host is reached through; None: directly.
-        self._relay_of: list[SimulatedRelay | None] = [None] * self.topology.num_hosts
-        self._communicators: dict[Mesh, Communicator] = {}
-        self._sent: set[MoveKey] = set()
+        self.num_checks = 0
+        self._connections: dict[PeerId, _Connection] = {}
+        self._bound: dict[HostIndex, SimulatedExecutor] = {}
         self._clients: dict[SessionId, SimulatedClient] = {}
-        self._reordering = {host: _Reordering(self.executors[host], self.clock) for host in reordering}
+        self._reordering = dict.fromkeys(reordering)
+        self._reorderings: dict[HostIndex, Reordering] = {}
         self._check_every = check_every
         self._num_events = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._tell(ev.Started(0, 0.0))
-        topology = self.topology
-        for host in range(topology.num_hosts):
-            supervisor, worker = PeerId(_FIRST_SUPERVISOR + host), WorkerId(host)
-            self._tell(ev.WorkerRegistered(supervisor, worker, f"node-{host}", host, topology.devices_per_host, 0))
-        for host in range(topology.num_hosts):
-            executor = PeerId(_FIRST_EXECUTOR + host)
-            platform = (topology.platform, "version", "kind", topology.devices_per_host)
-            relay = self._relay_of[host]
-            place = (None, 0) if relay is None else (relay.supervisor, relay.add_child(HostIndex(host)))
-            self._tell(ev.ExecutorRegistered(executor, WorkerId(host), 1, host, "", "", *platform, 0, *place))
+        self._is_ready = False
+        self.tell(ev.Started(0, 0.0))
+        for worker in range(self.topology.num_hosts + num_spares):
+            self.start_supervisor(WorkerId(worker))
+            # One after the other, so that it is the first of a group that becomes its relay.
+            self.clock.run(self.clock.now_ns + LONGEST_DELAY_NS)
         self.clock.run()
+        assert self._is_ready
+
+    # workers
+
+    def start_supervisor(self, worker: WorkerId) -> None:
+        """A worker's supervisor begins, and introduces itself; one that was there before has ended."""
+        former = self.supervisors.get(worker)
+        assert former is None or former.is_dead
+        supervisor = SimulatedSupervisor(worker, self._new_peer(), self.clock, self.rng, self)
+        self.supervisors[worker] = supervisor
+        self._connections[supervisor.peer] = _Connection(supervisor, None)
+        registered = ev.WorkerRegistered(
+            supervisor.peer, worker, f"node-{worker}", worker, self.topology.devices_per_host, self.clock.now_ns
+        )
+        self._to_controller(supervisor.peer, lambda: self.tell(registered))
+
+    def new_executor(self, worker: WorkerId, epoch: int, relay: SimulatedRelay | None) -> SimulatedExecutor:
+        """A supervisor has started an executor, which introduces itself."""
+        executor = SimulatedExecutor(worker, epoch, self._new_peer(), self.topology, self.clock, self.rng, self)
+        connection = self._connections[executor.peer] = _Connection(executor, relay)
+        platform = (self.topology.platform, "version", "kind", self.topology.devices_per_host)
+        place = (None, 0) if relay is None else (relay.supervisor, connection.child)
+
+        def register() -> None:
+            self.tell(
+                ev.ExecutorRegistered(
+                    executor.peer, worker, epoch, worker, "", "", *platform, self.clock.now_ns, *place
+                )
+            )
+
+        self._to_controller(executor.peer, register)
+        return executor
+
+    def executor_ended(self, executor: SimulatedExecutor, is_silent: bool) -> None:
+        """Its connection is closed, and its supervisor sees it end."""
+        if not is_silent:
+            self._close(executor.peer)
+            self.supervisors[executor.worker].executor_ended(executor)
+
+    def supervisor_ended(self, supervisor: SimulatedSupervisor, is_silent: bool) -> None:
+        """Its connection is closed."""
+        if not is_silent:
+            self._close(supervisor.peer)
+
+    def relays(self) -> list[SimulatedRelay]:
+        """Those that live, by the worker whose supervisor each is."""
+        found = (self.supervisors[worker] for worker in sorted(self.supervisors))
+        return [s.relay for s in found if s.relay is not None and not s.is_dead]
+
+    def executors(self) -> Iterator[SimulatedExecutor]:
+        """Those that live, by worker."""
+        for worker in sorted(self.supervisors):
+            executor = self.supervisors[worker].executor
+            if executor is not None and not executor.is_dead:
+                yield executor
+
+    def lose_worker(self, worker: WorkerId) -> None:
+        """A worker's processes are gone, now, and with them, soon, the executors that it is the relay of."""
+        supervisor = self.supervisors[worker]
+        supervisor.end()
+        if supervisor.executor is not None:
+            supervisor.executor.end()
 
     # clients
 
@@ -100,103 +185,90 @@ class SimulatedCluster:
         """A client whose session is open."""
         client = SimulatedClient(name, self.topology, random.Random(self.rng.random()), self)
         self.clients.append(client)
-        peer = PeerId(len(self.clients))
-        for instruction in self.core.handle(ev.SessionRequested(peer, name, 0, "", self.clock.now_ns)):
-            if isinstance(instruction, ins.AcceptSession):
-                client.attached(instruction.session, instruction.max_undispatched)
-                self._clients[instruction.session] = client
+        self.tell(ev.SessionRequested(self._peer(client), name, 0, name, self.clock.now_ns))
         assert client.session, "the cluster is not ready"
         return client
 
+    def detach(self, client: SimulatedClient) -> None:
+        """A client is gone."""
+        self._from_client(client, lambda: ev.SessionDetached(self._peer(client), client.session))
+
     def submit(self, client: SimulatedClient, submit: SimulatedSubmit) -> None:
-        self._to_controller(client.name, ev.OperationsSubmitted(self._peer(client), (submit,), self.clock.now_ns))
+        self._from_client(client, lambda: ev.OperationsSubmitted(self._peer(client), (submit,), self.clock.now_ns))
+
+    def see_changes(self, client: SimulatedClient, change: int) -> None:
+        self._from_client(client, lambda: ev.HostChangesSeen(self._peer(client), change))
 
     def compile(self, client: SimulatedClient, told: sins.CompileProgram) -> None:
-        requested = ev.ProgramRequested(
-            self._peer(client),
-            client.session,
-            told.executable,
-            told.program,
-            told.options,
-            told.devices,
-            self.clock.now_ns,
+        what = told.executable, told.program, told.options, told.devices
+        self._from_client(
+            client, lambda: ev.ProgramRequested(self._peer(client), client.session, *what, self.clock.now_ns)
         )
-        self._to_controller(client.name, requested)
 
     def send_host_buffer(
-        self, client: SimulatedClient, op_id: OpId, index: int, hosts: tuple[HostIndex, ...], value: int
+        self, client: SimulatedClient, executor: SimulatedExecutor, op_id: OpId, index: int, value: int
     ) -> None:
-        for host in hosts:
-            receive = self.executors[host].receive_host_buffer
-            link = self.network.link("links", client.name, str(host))
-            link.send(functools.partial(receive, client.session, op_id, index, value))
+        receive = functools.partial(executor.receive_host_buffer, client.session, op_id, index, value)
+        self.network.link(client, executor, "session").send(receive)
 
     # executors
 
-    def communicator(self, devices: tuple[DeviceId, ...]) -> Communicator:
-        communicator = self._communicators.get(devices)
-        if communicator is None:
-            hosts = self.topology.hosts_of(devices)
-            communicator = self._communicators[devices] = Communicator(hosts)
-            if not self.lost_hosts.keys().isdisjoint(hosts):
-                communicator.break_off()
-        return communicator
+    def world(self, world: WorldId) -> SimulatedWorld:
+        return self.worlds[world]
 
-    def send_shard(self, source: HostIndex, target: HostIndex, key: MoveKey, cell: Cell) -> None:
-        if not self.executors[source].is_lost:
-            self._sent.add(key)
-            receive = self.executors[target].receive_shard
-            self.network.link("data", str(source), str(target)).send(
-                functools.partial(receive, key, cell.value, cell.failure)
-            )
+    def open_link(self, executor: SimulatedExecutor, session: SessionId, change: int) -> None:
+        client = self._clients[session]
+        self._to_proxy(executor, client, lambda: client.link_opened(executor, change))
 
-    def is_sent(self, key: MoveKey) -> bool:
-        return key in self._sent
-
-    def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None:
-        relay = self._relay_of[host]
-        if relay is None:
-            self._from_executor(host, ev.Acknowledged(PeerId(_FIRST_EXECUTOR + host), launches, transfers))
-        elif not self.executors[host].is_lost:
-            relay.acknowledge(host, launches, transfers)
-
-    def report_failed(
-        self, host: HostIndex, session: SessionId, op_id: OpId, handles: tuple[Handle, ...], failure: Status
+    def send_shard(
+        self, source: SimulatedExecutor, target: SimulatedExecutor, key: MoveKey, cell: Cell, on_way: Action
     ) -> None:
-        self._from_executor(host, ev.MemberFailed(PeerId(_FIRST_EXECUTOR + host), session, op_id, handles, failure))
+        def leave() -> None:
+            target.note_on_way(source, key)
+            on_way()
 
-    def arrays_ready(self, host: HostIndex, session: SessionId, wait_id: WaitId, failure: Status | None) -> None:
-        client, relay = self._clients[session], self._relay_of[host]
-        if relay is None or failure is not None:
-            self._to_proxy(host, client, lambda: client.feed(sev.ArraysReady(wait_id, host, failure)))
-        elif not self.executors[host].is_lost:
-            relay.arrays_ready(host, session, wait_id)
+        deliver = functools.partial(target.receive_shard, key, cell.value, cell.failure)
+        self.network.link(source, target, "data").send(deliver, leave)
+
+    def acknowledge(
+        self, executor: SimulatedExecutor, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]
+    ) -> None:
+        connection = self._connections[executor.peer]
+        if connection.relay is None:
+            self.tell_controller(executor, ev.Acknowledged(executor.peer, launches, transfers))
+        else:
+            connection.relay.acknowledge(connection.child, executor, launches, transfers)
+
+    def arrays_ready(
+        self, executor: SimulatedExecutor, session: SessionId, wait_id: WaitId, failure: Status | None
+    ) -> None:
+        client, connection = self._clients[session], self._connections[executor.peer]
+        if connection.relay is None or failure is not None:
+            ready = sev.ArraysReady(wait_id, executor.host, failure)
+            self._to_proxy(executor, client, lambda: client.from_link(executor, lambda: client.feed(ready)))
+        else:
+            connection.relay.arrays_ready(connection.child, executor, session, wait_id)
 
     def fetched(
-        self, host: HostIndex, session: SessionId, wait_id: WaitId, value: int | None, failure: Status | None
+        self,
+        executor: SimulatedExecutor,
+        session: SessionId,
+        wait_id: WaitId,
+        value: int | None,
+        failure: Status | None,
     ) -> None:
-        client = self._clients[session]
-        self._to_proxy(host, client, lambda: client.fetched(wait_id, host, value, failure))
+        client, host = self._clients[session], executor.host
 
-    def lose_host(self, host: HostIndex) -> None:
-        """A host is gone, now: nothing comes from it any more, and its supervisor is gone too.
+        def arrive() -> None:
+            client.from_link(executor, lambda: client.fetched(wait_id, host, value, failure))
 
-        If that is a relay, executors behind it end when they notice.
-        """
-        self.executors[host].is_lost = True
-        own, relay = self.relays.get(host), self._relay_of[host]
-        if own is not None:
-            own.is_lost = True
-            for child in own.children:
-                end = functools.partial(setattr, self.executors[child], "is_lost", True)
-                self.clock.call_later(self.rng.randrange(_LONGEST_ENDING_NS), end)
-        elif relay is not None:
-            relay.remove_child(host)
-        peers = [PeerId(_FIRST_SUPERVISOR + host)]
-        if own is None or own is not relay:
-            peers.insert(0, PeerId(_FIRST_EXECUTOR + host))
-        for peer in peers:
-            self._tell(ev.PeerClosed(peer, "gone", self.clock.now_ns))
+        self._to_proxy(executor, client, arrive)
+
+    def tell_controller(self, executor: SimulatedExecutor, event: ev.PeerEvent) -> None:
+        self._to_controller(executor.peer, lambda: self.tell(event))
+
+    def tell_of_supervisor(self, supervisor: SimulatedSupervisor, event: ev.Event) -> None:
+        self._to_controller(supervisor.peer, lambda: self.tell(event))
 
     # running
 
@@ -207,23 +279,53 @@ class SimulatedCluster:
             WrongValue: an order was broken. Stuck: a request is not answered, or an operation never went out.
         """
         self.clock.run()
-        self.core.check_invariants()
+        self.check_nothing_waits()
+
+    def check_nothing_waits(self) -> None:
+        """All that was asked is answered, and all that was submitted went out.
+
+        Raises:
+            Stuck: it is not so.
+        """
+        self.check_invariants()
         waiting = self.core.report(self.clock.now_ns)["waiting"]
         unanswered = [f"{c.name}: {what}" for c in self.clients for what, _ in c.open_requests.values()]
         if waiting or unanswered:
-            queues = {h: e.describe() for h, e in enumerate(self.executors) if e.describe() != "nothing queued"}
+            queues = {e.name: e.describe() for e in self.executors() if e.describe() != "nothing queued"}
             raise Stuck(
                 f"unanswered: {unanswered[:5]}; held: {waiting[:5]}; executors: {dict(list(queues.items())[:5])}"
             )
         for client in self.clients:
             assert client.num_undispatched == 0, f"{client.name} was not told that everything went out"
 
-    def _tell(self, event: ev.Event) -> None:
+    def check_invariants(self) -> None:
+        """What must hold between events, in the controller and in all sessions."""
+        self.num_checks += 1
+        self.core.check_invariants()
+        for client in self.clients:
+            client.check_invariants()
+
+    def beat(self) -> None:
+        """Every process that lives says so, and the controller looks who did not."""
+        now_ns, is_cut, controller = self.clock.now_ns, self.network.is_cut, self.controller
+        for peer, connection in self._connections.items():
+            process, relay = connection.process, connection.relay
+            if not connection.is_open or process.is_dead:
+                continue
+            next_stop = controller if relay is None else relay
+            if is_cut(process, next_stop) or (relay is not None and (relay.is_dead or is_cut(relay, controller))):
+                continue
+            self.core.handle(ev.HeartbeatReceived(peer, now_ns))
+        self.tell(ev.TimePassed(now_ns))
+
+    def tell(self, event: ev.Event) -> None:
+        """Something happens to the controller, now."""
         for instruction in self.core.handle(event):
+            self.observe(instruction)
             self._perform(instruction)
         self._num_events += 1
         if self._num_events % self._check_every == 0:
-            self.core.check_invariants()
+            self.check_invariants()
 
     def _perform(self, instruction: ins.Instruction) -> None:
         match instruction:
@@ -235,161 +337,199 @@ class SimulatedCluster:
                 self._start_on(group.hosts, seq, session, operation)
             case ins.ReportDispatched(_, session, count):
                 client = self._clients[session]
-                self._from_controller(client, functools.partial(client.dispatched, count))
+                self._to_client(client, functools.partial(client.dispatched, count))
             case ins.ReportFailed(_, session, op_id, handles, failure):
-                client = self._clients[session]
-                self._from_controller(
-                    client, functools.partial(client.feed, sev.OperationFailed(op_id, handles, failure))
-                )
+                self._feed(session, sev.OperationFailed(op_id, handles, failure))
             case ins.ReportCompiled(_, session, executable, devices, failure):
                 client = self._clients[session]
-                self._from_controller(client, functools.partial(client.compiled, executable, devices, failure))
-            case ins.CompileMember():
-                for peer in instruction.peers:
-                    self._compile_on(HostIndex(peer - _FIRST_EXECUTOR), instruction)
-            case ins.StartCoordination(world, _):
-                self.clock.call_later(0, lambda: self._tell(ev.CoordinationStarted(world, "somewhere")))
-            case ins.FormMember(peer, world, _, _, _):
-                host = HostIndex(peer - _FIRST_EXECUTOR)
-                self._to_executor(
-                    host, lambda: self._from_executor(host, ev.MemberFormed(peer, world, None, self.clock.now_ns))
-                )
-            case ins.ChangeHost(host, _, name, failure):
-                assert failure is not None
-                self._note_loss(host, failure)
-                for client in self.clients:
-                    changed = sev.HostChanged(host, False, name, failure)
-                    self._from_controller(client, functools.partial(client.feed, changed))
-            case ins.CloseSession(peers, session):
-                for peer in peers:
-                    executor = self.executors[peer - _FIRST_EXECUTOR]
-                    self._to_executor(
-                        HostIndex(peer - _FIRST_EXECUTOR), functools.partial(executor.close_session, session)
-                    )
+                self._to_client(client, functools.partial(client.compiled, executable, devices, failure))
             case ins.ReportReady(_, session, wait_id, hosts):
+                self._feed(session, sev.ReadyOnHosts(wait_id, hosts))
+            case ins.ChangeHost(host, _, _, failure):
+                if failure is not None:
+                    self.lost_hosts.setdefault(host, failure)
+                for client in self.clients:
+                    self._to_client(client, functools.partial(client.host_changed, instruction))
+            case ins.AcceptSession(peer, session, hosts, _, _, max_undispatched):
+                client = self._clients[session] = self.clients[peer - 1]
+                losses = {b.host: b.failure for b in hosts if b.failure is not None}
+                client.attached(session, max_undispatched, losses)
+            case ins.EndSession(_, session):
                 client = self._clients[session]
-                self._from_controller(client, functools.partial(client.feed, sev.ReadyOnHosts(wait_id, hosts)))
+                self._to_client(client, client.ended)
+            case ins.CompileMember():
+                self._to_executors(instruction.peers, lambda e: functools.partial(e.load, instruction))
+            case ins.OpenSession(peers, session, name, change):
+                client = next(client for client in self.clients if client.name == name)
+                self._clients[session] = client
+                self._to_executors(peers, lambda e: functools.partial(e.open_session, session, change))
+            case ins.CloseSession(peers, session):
+                self._to_executors(peers, lambda e: functools.partial(e.close_session, session))
+            case ins.BindExecutors(executors, everybody):
+                all_peers = {b.host: self._executor(b.peer) for b in everybody}
+                for bound in executors:
+                    executor = self._bound[bound.host] = self._executor(bound.peer)
+                    self._to_process(bound.peer, functools.partial(executor.bind, bound.host, dict(all_peers)))
+            case ins.LosePeer(peers, host, failure):
+                self._to_executors(peers, lambda e: functools.partial(e.lose_peer, host, failure))
+            case ins.ReplacePeer(peers, bound):
+                replacement = self._executor(bound.peer)
+                self._to_executors(peers, lambda e: functools.partial(e.replace_peer, bound.host, replacement))
+            case ins.StartCoordination(world, num_members):
+                hosts = self._hosts_of_world(world)
+                assert len(hosts) == num_members
+                self._world(world, hosts)
+                self.clock.call_later(0, functools.partial(self._start_coordination, world))
+            case ins.StopCoordination(world):
+                self.worlds[world].stop(self._is_known)
+            case ins.FormMember(peer, world, _, _, hosts):
+                self._world(world, hosts)
+                self._to_process(peer, functools.partial(self._executor(peer).form, world))
+            case ins.LeaveWorld(peers, world, _):
+                self._to_executors(peers, lambda e: functools.partial(e.leave_world, world))
             case ins.StartRelay(peer):
-                host = HostIndex(peer - _FIRST_SUPERVISOR)
-                self.relays[host] = SimulatedRelay(host, peer, self.clock, self.network, self._tell)
-                self._tell(ev.RelayListening(peer, str(host)))
-            case ins.StartExecutor(peer, _, relay_address):
-                if relay_address:
-                    self._relay_of[peer - _FIRST_SUPERVISOR] = self.relays[HostIndex(int(relay_address))]
+                self._to_process(peer, functools.partial(self._start_relay, self._supervisor(peer)))
+            case ins.StartExecutor(peer, epoch, relay_address):
+                relay = self._supervisor(PeerId(int(relay_address))).relay if relay_address else None
+                self._to_process(peer, functools.partial(self._supervisor(peer).start_executor, epoch, relay))
+            case ins.StopExecutor(peer, epoch):
+                self._to_process(peer, functools.partial(self._supervisor(peer).stop_executor, epoch))
             case ins.Refuse(peer, reason):
-                host = HostIndex(peer - _FIRST_EXECUTOR)
-                relay = self._relay_of[host] if 0 <= host < len(self.executors) else None
-                assert host >= 0 and (self.executors[host].is_lost or (relay is not None and relay.is_lost)), reason
-            case (
-                ins.StopExecutor()
-                | ins.BindExecutors()
-                | ins.LosePeer()
-                | ins.ReplacePeer()
-                | ins.LeaveWorld()
-                | ins.OpenSession()
-                | ins.EndSession()
-                | ins.StopCoordination()
-                | ins.Announce()
-            ):
-                pass
+                assert peer >= _FIRST_WORKER_PEER, f"a client is refused: {reason}"
+                self._refuse(peer)
+            case ins.Announce(what, _):
+                self._is_ready = self._is_ready or what == "ready"
             case _:
                 raise TypeError(f"nobody performs {instruction!r}")
 
     def _start_on(self, hosts: tuple[HostIndex, ...], seq: int, session: SessionId, operation: Operation) -> None:
-        relayed: dict[HostIndex, dict[HostIndex, Callable[[], None]]] = {}
+        relayed: dict[SimulatedRelay, list[tuple[SimulatedExecutor, Action]]] = {}
         for host in hosts:
-            start: Callable[[], None] = functools.partial(self.executors[host].start, seq, session, operation)
-            if (reordering := self._reordering.get(host)) is not None:
+            executor = self._bound[host]
+            start: Action = functools.partial(executor.start, seq, session, operation)
+            if host in self._reordering:
+                reordering = self._reorderings.setdefault(host, Reordering(executor, self.clock))
                 start = functools.partial(reordering.start, session, operation)
-            relay = self._relay_of[host]
-            if relay is None:
-                self._to_executor(host, start)
+            connection = self._connections[executor.peer]
+            assert connection.is_open, f"an operation is dispatched to {executor.name}, which was given up"
+            if connection.relay is None:
+                self.network.link(self.controller, executor).send(start)
             else:
-                relayed.setdefault(relay.host, {})[host] = start
-        for relay_host, starts in relayed.items():
-            self.relays[relay_host].pass_on(starts)
+                relayed.setdefault(connection.relay, []).append((executor, start))
+        for relay, starts in relayed.items():
+            relay.pass_on(starts)
 
-    def _compile_on(self, host: HostIndex, told: ins.CompileMember) -> None:
-        def load() -> None:
-            self.executors[host].load(told.session, told.executable, told.program, told.devices)
-            peer = PeerId(_FIRST_EXECUTOR + host)
-            # The devices stand in for the metadata, which only the client reads.
-            compiled = ev.MemberCompiled(peer, told.session, told.executable, told.devices, None)
-            self._from_executor(host, compiled)
+    # worlds
 
-        self._to_executor(host, lambda: self.clock.call_later(self.rng.randrange(_COMPILE_NS), load))
+    def _hosts_of_world(self, world: WorldId) -> tuple[HostIndex, ...]:
+        (slices,) = (w["slices"] for w in self.core.report(self.clock.now_ns)["worlds"] if w["id"] == world)
+        return tuple(host for s in slices for host in self.topology.hosts_of_slice(s))
 
-    def _note_loss(self, host: HostIndex, failure: Status) -> None:
-        self.lost_hosts[host] = failure
-        for devices, communicator in self._communicators.items():
-            if host in self.topology.hosts_of(devices):
-                communicator.break_off()
-        for executor in self.executors:
-            executor.lose_peer(host, failure)
+    def _world(self, world: WorldId, hosts: tuple[HostIndex, ...]) -> None:
+        if world not in self.worlds:
+            self.worlds[world] = SimulatedWorld(world, hosts, self.clock, self.rng, self.topology.host_of)
 
-    # links; a lost host neither sends nor receives
+    def _start_coordination(self, world: WorldId) -> None:
+        self.worlds[world].start()
+        self.tell(ev.CoordinationStarted(world, "somewhere"))
 
-    def _to_controller(self, sender: str, event: ev.Event) -> None:
-        self.network.link(sender, "controller").send(functools.partial(self._tell, event))
+    def _is_known(self, member: Member) -> bool:
+        assert isinstance(member, SimulatedExecutor)
+        return self._connections[member.peer].is_open
 
-    def _from_executor(self, host: HostIndex, event: ev.PeerEvent) -> None:
-        if self.executors[host].is_lost:
-            return
-        relay = self._relay_of[host]
-        if relay is None:
-            self._to_controller(str(host), event)
+    # connections of workers
+
+    def _new_peer(self) -> PeerId:
+        return PeerId(_FIRST_WORKER_PEER + len(self._connections))
+
+    def _executor(self, peer: PeerId) -> SimulatedExecutor:
+        process = self._connections[peer].process
+        assert isinstance(process, SimulatedExecutor)
+        return process
+
+    def _supervisor(self, peer: PeerId) -> SimulatedSupervisor:
+        process = self._connections[peer].process
+        assert isinstance(process, SimulatedSupervisor)
+        return process
+
+    def _start_relay(self, supervisor: SimulatedSupervisor) -> None:
+        assert supervisor.relay is None, f"{supervisor.name} is told twice to be a relay"
+        peer = supervisor.peer
+
+        def send(what: Action | ev.ChildrenAcknowledged) -> None:
+            # A connection that is closed brings nothing more.
+            if self._connections[peer].is_open:
+                if isinstance(what, ev.ChildrenAcknowledged):
+                    self.tell(what)
+                else:
+                    what()
+
+        supervisor.relay = SimulatedRelay(supervisor.node, peer, self.clock, self.network, self.controller, send)
+        self.tell_of_supervisor(supervisor, ev.RelayListening(peer, str(peer)))
+
+    def _to_controller(self, peer: PeerId, action: Action) -> None:
+        connection = self._connections[peer]
+
+        def arrive() -> None:
+            if connection.is_open:
+                action()
+
+        if connection.relay is not None:
+            assert isinstance(connection.process, SimulatedExecutor)
+            connection.relay.forward(connection.process, arrive)
         else:
-            relay.forward(host, event)
+            self.network.link(connection.process, self.controller).send(arrive)
 
-    def _to_executor(self, host: HostIndex, deliver: Callable[[], None]) -> None:
-        relay = self._relay_of[host]
-        if relay is not None:
-            relay.pass_on({host: deliver})
-        elif not self.executors[host].is_lost:
-            self.network.link("controller", str(host)).send(deliver)
+    def _close(self, peer: PeerId) -> None:
+        """A process has ended: the kernel closes its connection behind what it has sent."""
+        connection = self._connections[peer]
 
-    def _to_proxy(self, host: HostIndex, client: SimulatedClient, deliver: Callable[[], None]) -> None:
-        if not self.executors[host].is_lost:
-            self.network.link("links", str(host), client.name).send(deliver)
+        def arrive() -> None:
+            if connection.is_open:
+                connection.is_open = False
+                self.tell(ev.PeerClosed(peer, "gone", self.clock.now_ns))
 
-    def _from_controller(self, client: SimulatedClient, deliver: Callable[[], None]) -> None:
-        self.network.link("controller", client.name).send(deliver)
+        if connection.relay is not None:
+            assert isinstance(connection.process, SimulatedExecutor)
+            connection.relay.child_closed(connection.child, connection.process, arrive)
+        else:
+            self.network.link(connection.process, self.controller).send(arrive)
+
+    def _refuse(self, peer: PeerId) -> None:
+        connection = self._connections[peer]
+        if connection.is_open:
+            self._to_process(peer, connection.process.end)
+            connection.is_open = False
+            self.clock.call_later(0, lambda: self.tell(ev.PeerClosed(peer, "refused", self.clock.now_ns)))
+
+    def _to_process(self, peer: PeerId, action: Action) -> None:
+        connection = self._connections[peer]
+        if not connection.is_open:
+            return
+        if connection.relay is not None:
+            assert isinstance(connection.process, SimulatedExecutor)
+            connection.relay.pass_on([(connection.process, action)])
+        else:
+            self.network.link(self.controller, connection.process).send(action)
+
+    def _to_executors(self, peers: tuple[PeerId, ...], action_of: Callable[[SimulatedExecutor], Action]) -> None:
+        for peer in peers:
+            self._to_process(peer, action_of(self._executor(peer)))
+
+    # connections of proxies
+
+    def _to_proxy(self, executor: SimulatedExecutor, client: SimulatedClient, deliver: Action) -> None:
+        self.network.link(executor, client, "session").send(deliver)
+
+    def _to_client(self, client: SimulatedClient, deliver: Action) -> None:
+        self.network.link(self.controller, client).send(deliver)
+
+    def _feed(self, session: SessionId, event: sev.Event) -> None:
+        client = self._clients[session]
+        self._to_client(client, functools.partial(client.feed, event))
+
+    def _from_client(self, client: SimulatedClient, event: Callable[[], ev.Event]) -> None:
+        self.network.link(client, self.controller).send(lambda: self.tell(event()))
 
     def _peer(self, client: SimulatedClient) -> PeerId:
         return PeerId(self.clients.index(client) + 1)
-
-
-class _Reordering:
-    """Keeps a launch, and what its session sends behind it, until another session's launch has overtaken it."""
-
-    def __init__(self, executor: SimulatedExecutor, clock: ManualClock) -> None:
-        self._executor = executor
-        self._clock = clock
-        self._kept: list[tuple[SessionId, Operation]] = []
-        self._num_started = 0
-
-    def start(self, session: SessionId, operation: Operation) -> None:
-        """What the executor's ``start`` is in good times."""
-        if not self._kept:
-            if isinstance(operation, Launch):
-                self._kept = [(session, operation)]
-                self._clock.call_later(_LONGEST_REORDERING_NS, functools.partial(self._let_go, self._kept))
-            else:
-                self._start(session, operation)
-        elif session == self._kept[0][0]:
-            self._kept.append((session, operation))
-        else:
-            self._start(session, operation)
-            if isinstance(operation, Launch):
-                self._let_go(self._kept)
-
-    def _let_go(self, kept: list[tuple[SessionId, Operation]]) -> None:
-        if kept is self._kept:
-            self._kept = []
-            for session, operation in kept:
-                self._start(session, operation)
-
-    def _start(self, session: SessionId, operation: Operation) -> None:
-        # Numbers ascend all the same: the executor must not notice.
-        self._num_started += 1
-        self._executor.start(self._num_started, session, operation)

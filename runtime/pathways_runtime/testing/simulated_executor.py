@@ -3,122 +3,75 @@
 A shard is one integer. Programs are ``F(x) = sum over all shards`` and ``G(x) = 3 * F(x)``, on every device of a mesh,
 modulo ``MODULUS``. Two hosts that start F and G in different orders put their contributions together wrongly and get
 wrong numbers, without any error: that is what the simulation looks for.
+
+A transfer is said to have started once nothing but the receiver's end can keep its shards from arriving. Real senders
+say it as soon as they send: if they are lost before all has left, a gang of which one member lacks its argument makes
+nonsense for the others, until the session hears of that member's failure.
 """
 
+import functools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from pathways_runtime.core import operations as ops
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WaitId
+from pathways_runtime.core.controller.events import (
+    MemberCompiled,
+    MemberFailed,
+    MemberFormed,
+    MemberLeft,
+    PeerEvent,
+    PeerId,
+)
+from pathways_runtime.core.controller.instructions import CompileMember
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WaitId, WorkerId, WorldId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.manual_clock import ManualClock
+from pathways_runtime.testing.simulated_cells import Cell, when_all_ready
+from pathways_runtime.testing.simulated_network import Process
+from pathways_runtime.testing.simulated_worlds import MODULUS, SimulatedWorld
 
-MODULUS = 2**31 - 1
 PROGRAM_FACTORS = {b"F": 1, b"G": 3}
 
 #: How long a completed launch waits for others to be acknowledged with it.
 _ACKNOWLEDGE_AFTER_NS = 50_000
 _LONGEST_RUN_NS = 100_000
-
-
-class Cell:
-    """One shard: a value or a failure, now or later."""
-
-    __slots__ = ("_waiting", "failure", "value")
-
-    def __init__(self) -> None:
-        self.value: int | None = None
-        self.failure: Status | None = None
-        self._waiting: list[Callable[[], None]] = []
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has a value or a failure."""
-        return self.value is not None or self.failure is not None
-
-    def settle(self, value: int | None, failure: Status | None) -> None:
-        """Give it a value or a failure; whoever waits is called."""
-        assert not self.is_ready, "a shard has one value"
-        self.value, self.failure = value, failure
-        waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
-
-    def when_ready(self, callback: Callable[[], None]) -> None:
-        """Call back once it is ready, perhaps at once."""
-        if self.is_ready:
-            callback()
-        else:
-            self._waiting.append(callback)
-
-
-def when_all_ready(cells: Iterable[Cell], callback: Callable[[], None]) -> None:
-    """Call back once all are ready, perhaps at once."""
-    waiting = [cell for cell in cells if not cell.is_ready]
-    if not waiting:
-        callback()
-        return
-    left = len(waiting)
-
-    def one_ready() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            callback()
-
-    for cell in waiting:
-        cell.when_ready(one_ready)
-
-
-class Communicator:
-    """Collectives over one list of devices. The n-th of each host meets the n-th of the others, whatever they are."""
-
-    def __init__(self, hosts: tuple[HostIndex, ...]) -> None:
-        self._hosts = hosts
-        self._num_started: dict[HostIndex, int] = dict.fromkeys(hosts, 0)
-        self._meetings: dict[int, dict[HostIndex, tuple[int, Callable[[int | None], None]]]] = {}
-        self._is_broken = False
-
-    def contribute(self, host: HostIndex, value: int, on_result: Callable[[int | None], None]) -> None:
-        """A host's part of its next collective; the result is None when the collective broke."""
-        if self._is_broken:
-            on_result(None)
-            return
-        place = self._num_started[host]
-        self._num_started[host] += 1
-        meeting = self._meetings.setdefault(place, {})
-        meeting[host] = (value, on_result)
-        if len(meeting) == len(self._hosts):
-            del self._meetings[place]
-            result = sum(part for part, _ in meeting.values()) % MODULUS
-            for _, tell in meeting.values():
-                tell(result)
-
-    def break_off(self) -> None:
-        """A member is lost: whoever is in a collective sees it break, and so does whoever comes."""
-        self._is_broken = True
-        meetings, self._meetings = self._meetings, {}
-        for meeting in meetings.values():
-            for _, tell in meeting.values():
-                tell(None)
+_LONGEST_COMPILE_NS = 200_000
+_LONGEST_LEAVE_NS = 400_000
 
 
 class Surroundings(Protocol):
     """What an executor can do to the rest of the cluster."""
 
-    def communicator(self, devices: tuple[DeviceId, ...]) -> Communicator: ...
-    def send_shard(self, source: HostIndex, target: HostIndex, key: "MoveKey", cell: Cell) -> None: ...
-    def is_sent(self, key: "MoveKey") -> bool: ...
-    def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None: ...
-    def report_failed(
-        self, host: HostIndex, session: SessionId, op_id: OpId, handles: tuple[Handle, ...], failure: Status
+    how_often_stuck: float
+
+    def world(self, world: WorldId) -> SimulatedWorld: ...
+    def tell_controller(self, executor: "SimulatedExecutor", event: PeerEvent) -> None: ...
+    def executor_ended(self, executor: "SimulatedExecutor", is_silent: bool) -> None: ...
+    def open_link(self, executor: "SimulatedExecutor", session: SessionId, change: int) -> None: ...
+    def send_shard(
+        self,
+        source: "SimulatedExecutor",
+        target: "SimulatedExecutor",
+        key: "MoveKey",
+        cell: Cell,
+        on_way: Callable[[], None],
     ) -> None: ...
-    def arrays_ready(self, host: HostIndex, session: SessionId, wait_id: WaitId, failure: Status | None) -> None: ...
+    def acknowledge(
+        self, executor: "SimulatedExecutor", launches: int, transfers: tuple[tuple[SessionId, OpId], ...]
+    ) -> None: ...
+    def arrays_ready(
+        self, executor: "SimulatedExecutor", session: SessionId, wait_id: WaitId, failure: Status | None
+    ) -> None: ...
     def fetched(
-        self, host: HostIndex, session: SessionId, wait_id: WaitId, value: int | None, failure: Status | None
+        self,
+        executor: "SimulatedExecutor",
+        session: SessionId,
+        wait_id: WaitId,
+        value: int | None,
+        failure: Status | None,
     ) -> None: ...
 
 
@@ -126,78 +79,215 @@ MoveKey = tuple[SessionId, OpId, int]
 _ArrayKey = tuple[SessionId, Handle]
 
 
+class _Program(NamedTuple):
+    factor: int
+    devices: tuple[DeviceId, ...]
+    world: SimulatedWorld
+
+
 class _Launch:
     """A launch on this host's devices, which run one after the other in the order of the stream."""
 
-    def __init__(
-        self, session: SessionId, operation: ops.Launch, factor: int, devices: tuple[DeviceId, ...], inputs: list[Cell]
-    ) -> None:
+    def __init__(self, session: SessionId, operation: ops.Launch, program: _Program, inputs: list[Cell]) -> None:
         self.session = session
         self.operation = operation
-        self.factor = factor
-        self.devices = devices
+        self.program = program
         self.inputs = inputs
         self.outputs: list[Cell] = []
 
 
-class SimulatedExecutor:
-    """Starts operations in the order of its stream; raises on whatever a real executor could not do."""
+class SimulatedExecutor(Process):
+    """Starts operations in the order of its stream; raises on whatever a real executor could not do.
+
+    Attributes:
+        host: the virtual host that it stands behind; -1 before it is told.
+        peers: who stands behind the other hosts, as far as it was told.
+        sessions: those that are open here.
+    """
 
     def __init__(
-        self, host: HostIndex, topology: Topology, clock: ManualClock, rng: random.Random, surroundings: Surroundings
+        self,
+        worker: WorkerId,
+        epoch: int,
+        peer: PeerId,
+        topology: Topology,
+        clock: ManualClock,
+        rng: random.Random,
+        surroundings: Surroundings,
     ) -> None:
-        self._host = host
+        super().__init__(f"executor-{worker}-{peer}", f"node-{worker}")
+        self.worker = worker
+        self.epoch = epoch
+        self.peer = peer
+        self.host = HostIndex(-1)
+        self.peers: dict[HostIndex, SimulatedExecutor] = {}
+        self.sessions: set[SessionId] = set()
         self._topology = topology
         self._clock = clock
         self._rng = rng
         self._surroundings = surroundings
+        self._worlds: dict[WorldId, SimulatedWorld] = {}
+        self._forming: set[WorldId] = set()
+        self._over: set[WorldId] = set()
+        self._closed_sessions: set[SessionId] = set()
         self._arrays: dict[_ArrayKey, dict[DeviceId, Cell]] = {}
-        self._programs: dict[_ArrayKey, tuple[int, tuple[DeviceId, ...]]] = {}
+        self._programs: dict[_ArrayKey, _Program] = {}
         self._host_buffers: dict[tuple[SessionId, OpId, int], Cell] = {}
         self._incoming: dict[MoveKey, Cell] = {}
+        self._on_way: set[MoveKey] = set()
         self._expected_from: dict[HostIndex, dict[MoveKey, Cell]] = {}
         self._lost_peers: dict[HostIndex, Status] = {}
+        self._given_up: set[SimulatedExecutor] = set()
         self._queue: deque[_Launch] = deque()
         self._is_busy = False
         self._num_unacknowledged = 0
         self._last_seq = 0
-        self.is_lost = False
 
-    # from the controller and the proxy
+    def end(self, *, is_silent: bool = False) -> None:
+        """The process ends, now; ``is_silent``: with its machine, so that no socket tells."""
+        if not self.is_dead:
+            self.is_dead = True
+            for world in self._worlds.values():
+                world.lose(self.host, is_silent=is_silent)
+            self._surroundings.executor_ended(self, is_silent)
 
-    def load(self, session: SessionId, executable: Handle, program: bytes, devices: tuple[DeviceId, ...]) -> None:
-        """Compile a program."""
-        self._programs[session, executable] = (PROGRAM_FACTORS[program], devices)
+    # who and where
+
+    def bind(self, host: HostIndex, peers: dict[HostIndex, "SimulatedExecutor"]) -> None:
+        """It stands behind ``host``."""
+        assert self.host in (-1, host), f"{self.name} is bound to host {self.host} and now to {host}"
+        self.host, self.peers = host, peers
+
+    def lose_peer(self, host: HostIndex, failure: Status) -> None:
+        """Another host is gone: what it has not sent will never come. What is under way still does."""
+        self._lost_peers[host] = failure
+        if (gone := self.peers.pop(host, None)) is not None:
+            self._given_up.add(gone)
+        for key, cell in self._expected_from.pop(host, {}).items():
+            if not cell.is_ready and key not in self._on_way:
+                cell.settle(None, failure)
+
+    def replace_peer(self, host: HostIndex, executor: "SimulatedExecutor") -> None:
+        """Another executor stands behind a host that was lost."""
+        self.peers[host] = executor
+        self._lost_peers.pop(host, None)
+
+    def form(self, world_id: WorldId) -> None:
+        """Make the client of a world; MemberFormed follows."""
+        world = self._worlds[world_id] = self._surroundings.world(world_id)
+        self._forming.add(world_id)
+        world.join(self.host, self, functools.partial(self._formed, world))
+
+    def _formed(self, world: SimulatedWorld, failure: Status | None) -> None:
+        if self.is_dead:
+            return
+        self._forming.discard(world.world)
+        if failure is None:
+            failure = world.take_failure()
+            if failure is not None:
+                world.leave(self.host)
+        if failure is not None:
+            del self._worlds[world.world]
+        elif world.world in self._over:
+            self._leave(world)
+        formed = MemberFormed(self.peer, world.world, failure, self._clock.now_ns)
+        self._surroundings.tell_controller(self, formed)
+
+    def leave_world(self, world_id: WorldId) -> None:
+        """A world is over; MemberLeft follows, unless it cannot be formed any more, of which MemberFormed tells."""
+        self._over.add(world_id)
+        world = self._worlds.get(world_id)
+        if world is None:
+            return
+        if world_id in self._forming:
+            # One that is being formed is left once it is.
+            world.give_up(self.host)
+            return
+        is_busy = any(launch.program.world is world for launch in self._queue)
+        world.break_off()
+        if is_busy and self._rng.random() < self._surroundings.how_often_stuck:
+            # What frees a program that does not end is the end of its process.
+            self._clock.call_later(self._rng.randrange(_LONGEST_LEAVE_NS), self.end)
+        else:
+            self._clock.call_later(self._rng.randrange(_LONGEST_LEAVE_NS), lambda: self._leave(world))
+
+    def _leave(self, world: SimulatedWorld) -> None:
+        if not self.is_dead:
+            world.leave(self.host)
+            self._surroundings.tell_controller(self, MemberLeft(self.peer, world.world))
+
+    # sessions and programs
+
+    def open_session(self, session: SessionId, change: int) -> None:
+        """Operations of a session may come."""
+        assert session not in self.sessions, f"session {session} is opened twice on {self.name}"
+        self.sessions.add(session)
+        self._surroundings.open_link(self, session, change)
+
+    def close_session(self, session: SessionId) -> None:
+        """Forget everything of a session; launches under way go on."""
+        self.sessions.discard(session)
+        self._closed_sessions.add(session)
+        self._arrays = {key: array for key, array in self._arrays.items() if key[0] != session}
+        self._programs = {key: program for key, program in self._programs.items() if key[0] != session}
+        gone = Status(Code.CANCELLED, f"session {session} was closed")
+        buffers = [cell for key, cell in self._host_buffers.items() if key[0] == session]
+        for cell in [*buffers, *(cell for key, cell in self._incoming.items() if key[0] == session)]:
+            if not cell.is_ready:
+                cell.settle(None, gone)
+
+    def load(self, told: CompileMember) -> None:
+        """Compile a program; MemberCompiled follows after a while."""
+        self._clock.call_later(self._rng.randrange(_LONGEST_COMPILE_NS), functools.partial(self._load, told))
+
+    def _load(self, told: CompileMember) -> None:
+        if self.is_dead:
+            return
+        world = self._worlds.get(told.world)
+        failure = None
+        if world is None or (told.world in self._over and len(self._topology.hosts_of(told.devices)) > 1):
+            failure = Status(Code.INVALID_ARGUMENT, f"world {told.world} is not formed on {self.name}")
+        elif told.session in self.sessions:
+            program = _Program(PROGRAM_FACTORS[told.program], told.devices, world)
+            self._programs[told.session, told.executable] = program
+        # The devices stand in for the metadata, which only the client reads.
+        where = told.session, told.executable
+        compiled = MemberCompiled(self.peer, *where, None if failure else told.devices, failure)
+        self._surroundings.tell_controller(self, compiled)
+
+    # from the proxy and other executors
 
     def receive_host_buffer(self, session: SessionId, op_id: OpId, index: int, value: int) -> None:
         """A host buffer is there, before or after the operation that makes arrays of it."""
-        self._host_buffers.setdefault((session, op_id, index), Cell()).settle(value, None)
+        cell = self._host_buffers.setdefault((session, op_id, index), Cell())
+        if not cell.is_ready:
+            cell.settle(value, None)
 
-    def receive_shard(self, key: MoveKey, value: int | None, failure: Status | None) -> None:
+    def note_on_way(self, source: "SimulatedExecutor", key: "MoveKey") -> None:
+        """Another host has sent a shard, which arrives unless the sender was given up before."""
+        if source not in self._given_up:
+            self._on_way.add(key)
+
+    def receive_shard(self, key: "MoveKey", value: int | None, failure: Status | None) -> None:
         """A shard is there that another host has sent."""
+        if key not in self._on_way:
+            # Its sender was given up: the connection is closed.
+            return
         cell = self._incoming.setdefault(key, Cell())
         # The array that it belongs to may have been poisoned meanwhile.
         if not cell.is_ready:
             cell.settle(value, failure)
 
-    def lose_peer(self, host: HostIndex, failure: Status) -> None:
-        """Another host is gone: what it has not sent will never come. What is under way still does."""
-        self._lost_peers[host] = failure
-        for key, cell in self._expected_from.pop(host, {}).items():
-            if not cell.is_ready and not self._surroundings.is_sent(key):
-                cell.settle(None, failure)
-
-    def close_session(self, session: SessionId) -> None:
-        """Forget everything of a session; launches under way go on."""
-        self._arrays = {key: array for key, array in self._arrays.items() if key[0] != session}
-        self._programs = {key: program for key, program in self._programs.items() if key[0] != session}
-
     def start(self, seq: int, session: SessionId, operation: ops.Operation) -> None:
         """The next operation of this host's stream."""
-        if self.is_lost:
-            return
-        assert seq > self._last_seq, f"host {self._host}: seq {seq} comes after {self._last_seq}"
+        assert seq > self._last_seq, f"{self.name}: seq {seq} comes after {self._last_seq}"
         self._last_seq = seq
+        if session in self._closed_sessions:
+            # What was on its way when the session was closed; its launches still count.
+            if isinstance(operation, ops.Launch):
+                self._count_launch()
+            return
+        assert session in self.sessions, f"{self.name} is sent {operation} of session {session}, which is not open"
         match operation:
             case ops.Launch():
                 self._launch(session, operation)
@@ -220,12 +310,12 @@ class SimulatedExecutor:
             case ops.Fetch(_, wait_id, handle, device):
                 self._fetch(session, wait_id, self._cell(session, handle, device))
             case ops.DeleteExecutable(_, executable):
-                del self._programs[session, executable]
+                self._programs.pop((session, executable), None)
             case ops.Poison(_, handles, status):
                 for handle in handles:
                     self._poison(session, handle, status)
             case _:
-                raise TypeError(f"host {self._host} cannot start {operation!r}")
+                raise TypeError(f"host {self.host} cannot start {operation!r}")
 
     def describe(self) -> str:
         """What it is at, for messages."""
@@ -238,10 +328,10 @@ class SimulatedExecutor:
     # operations
 
     def _launch(self, session: SessionId, operation: ops.Launch) -> None:
-        factor, devices = self._programs[session, operation.executable]
-        mine = [device for device in devices if self._topology.host_of(device) == self._host]
+        program = self._programs[session, operation.executable]
+        mine = [device for device in program.devices if self._topology.host_of(device) == self.host]
         inputs = [self._cell(session, handle, device) for handle in operation.arguments for device in mine]
-        launch = _Launch(session, operation, factor, devices, inputs)
+        launch = _Launch(session, operation, program, inputs)
         for handle in operation.results:
             for device in mine:
                 cell = Cell()
@@ -256,11 +346,13 @@ class SimulatedExecutor:
             when_all_ready(self._queue[0].inputs, self._contribute)
 
     def _contribute(self) -> None:
+        if self.is_dead:
+            return
         launch = self._queue[0]
+        program = launch.program
         # Whatever failed here, the peers wait for this host: it takes part with what it has, and fails its own results.
         failure = next((cell.failure for cell in launch.inputs if cell.failure is not None), None)
-        value = launch.factor * sum(cell.value or 0 for cell in launch.inputs) % MODULUS
-        communicator = self._surroundings.communicator(launch.devices)
+        value = program.factor * sum(cell.value or 0 for cell in launch.inputs) % MODULUS
 
         def on_result(result: int | None) -> None:
             cause = failure
@@ -269,10 +361,10 @@ class SimulatedExecutor:
             run_ns = self._rng.randrange(_LONGEST_RUN_NS)
             self._clock.call_later(run_ns, lambda: self._finish(launch, None if cause else result, cause))
 
-        communicator.contribute(self._host, value, on_result)
+        program.world.contribute(self.host, self, program.devices, value, on_result)
 
     def _finish(self, launch: _Launch, result: int | None, failure: Status | None) -> None:
-        if self.is_lost:
+        if self.is_dead:
             return
         for cell in launch.outputs:
             # A Poison may have come meanwhile.
@@ -280,68 +372,89 @@ class SimulatedExecutor:
                 cell.settle(result, failure)
         if failure is not None:
             operation = launch.operation
-            self._surroundings.report_failed(self._host, launch.session, operation.op_id, operation.results, failure)
+            failed = MemberFailed(self.peer, launch.session, operation.op_id, operation.results, failure)
+            self._surroundings.tell_controller(self, failed)
         self._queue.popleft()
         self._is_busy = False
+        self._count_launch()
+        self._run_next()
+
+    def _count_launch(self) -> None:
         self._num_unacknowledged += 1
         if self._num_unacknowledged == 1:
             self._clock.call_later(_ACKNOWLEDGE_AFTER_NS, self._acknowledge)
-        self._run_next()
 
     def _acknowledge(self) -> None:
-        count, self._num_unacknowledged = self._num_unacknowledged, 0
-        self._surroundings.acknowledge(self._host, count, ())
+        if not self.is_dead:
+            count, self._num_unacknowledged = self._num_unacknowledged, 0
+            self._surroundings.acknowledge(self, count, ())
 
     def _transfer(self, session: SessionId, operation: ops.Transfer) -> None:
-        outgoing: list[Cell] = []
+        outgoing: list[tuple[HostIndex, MoveKey, Cell]] = []
         for index, move in enumerate(operation.moves):
             source_host = self._topology.host_of(move.source_device)
             target_host = self._topology.host_of(move.target_device)
             assert move.source_box is None and move.target_box is None, "whole shards only"
             key = (session, operation.op_id, index)
             handle = operation.results[move.result_index].handle
-            if source_host == self._host:
+            if source_host == self.host:
                 source = self._cell(session, move.source, move.source_device)
-                if target_host == self._host:
+                if target_host == self.host:
                     self._add(session, handle, move.target_device, source)
                 else:
-                    outgoing.append(source)
-                    source.when_ready(self._sender(target_host, key, source))
-            elif target_host == self._host:
+                    outgoing.append((target_host, key, source))
+            elif target_host == self.host:
                 self._add(session, handle, move.target_device, self._expect(source_host, key))
-        if outgoing:
-            started = ((session, operation.op_id),)
-            when_all_ready(outgoing, lambda: self._surroundings.acknowledge(self._host, 0, started))
+        left = len(outgoing)
+
+        def on_way() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._surroundings.acknowledge(self, 0, ((session, operation.op_id),))
+
+        for target_host, key, source in outgoing:
+            source.when_ready(self._sender(target_host, key, source, on_way))
 
     def _expect(self, source: HostIndex, key: MoveKey) -> Cell:
         cell = self._incoming.setdefault(key, Cell())
         if not cell.is_ready:
-            if source in self._lost_peers and not self._surroundings.is_sent(key):
+            if source in self._lost_peers and key not in self._on_way:
                 cell.settle(None, self._lost_peers[source])
             else:
                 self._expected_from.setdefault(source, {})[key] = cell
         return cell
 
-    def _sender(self, target: HostIndex, key: MoveKey, source: Cell) -> Callable[[], None]:
-        return lambda: self._surroundings.send_shard(self._host, target, key, source)
+    def _sender(self, target: HostIndex, key: MoveKey, source: Cell, on_way: Callable[[], None]) -> Callable[[], None]:
+        # As it is reached now: who comes there later knows nothing of this transfer.
+        receiver = self.peers.get(target)
+
+        def send() -> None:
+            if receiver is not None:
+                self._surroundings.send_shard(self, receiver, key, source, on_way)
+            else:
+                on_way()
+
+        return send
 
     def _await(self, session: SessionId, wait_id: WaitId, handles: tuple[Handle, ...]) -> None:
-        cells = [cell for handle in handles for cell in self._arrays[session, handle].values()]
+        # Not every array has shards here.
+        cells = [cell for handle in handles for cell in self._arrays.get((session, handle), {}).values()]
 
         def tell() -> None:
             failure = next((cell.failure for cell in cells if cell.failure is not None), None)
-            self._surroundings.arrays_ready(self._host, session, wait_id, failure)
+            self._surroundings.arrays_ready(self, session, wait_id, failure)
 
         when_all_ready(cells, tell)
 
     def _fetch(self, session: SessionId, wait_id: WaitId, cell: Cell) -> None:
-        cell.when_ready(lambda: self._surroundings.fetched(self._host, session, wait_id, cell.value, cell.failure))
+        cell.when_ready(lambda: self._surroundings.fetched(self, session, wait_id, cell.value, cell.failure))
 
     def _poison(self, session: SessionId, handle: Handle, failure: Status) -> None:
         """An error in place of an array, whether it is awaited, or there, or was never made."""
         array = self._arrays.setdefault((session, handle), {})
         for local_index in range(self._topology.devices_per_host):
-            device = self._topology.device_at(self._host, local_index)
+            device = self._topology.device_at(self.host, local_index)
             cell = array.get(device)
             if cell is None or cell.is_ready:
                 # Who has read it keeps what there was.
@@ -352,14 +465,14 @@ class SimulatedExecutor:
 
     def _mine(self, devices: tuple[DeviceId, ...], values: tuple[int, ...]) -> list[tuple[DeviceId, int]]:
         pairs = zip(devices, values, strict=True)
-        return [(device, value) for device, value in pairs if self._topology.host_of(device) == self._host]
+        return [(device, value) for device, value in pairs if self._topology.host_of(device) == self.host]
 
     def _add(self, session: SessionId, handle: Handle, device: DeviceId, cell: Cell) -> None:
         array = self._arrays.setdefault((session, handle), {})
-        assert device not in array, f"host {self._host}: array {handle} has a shard on device {device} already"
+        assert device not in array, f"host {self.host}: array {handle} has a shard on device {device} already"
         array[device] = cell
 
     def _cell(self, session: SessionId, handle: int, device: DeviceId) -> Cell:
         array = self._arrays.get((session, Handle(handle)))
-        assert array is not None, f"host {self._host}: array {handle} of session {session} is not there"
+        assert array is not None, f"host {self.host}: array {handle} of session {session} is not there"
         return array[device]

@@ -2,94 +2,106 @@
 
 from collections.abc import Callable
 
-from pathways_runtime.core.controller.events import ChildrenAcknowledged, PeerEvent, PeerId
-from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId
+from pathways_runtime.core.controller.events import ChildrenAcknowledged, PeerId
+from pathways_runtime.core.ids import OpId, SessionId, WaitId
 from pathways_runtime.core.relay import Aggregation
 from pathways_runtime.testing.manual_clock import ManualClock
-from pathways_runtime.testing.simulated_network import Network
+from pathways_runtime.testing.simulated_executor import SimulatedExecutor
+from pathways_runtime.testing.simulated_network import Network, Process
+
+Action = Callable[[], None]
 
 
-class SimulatedRelay:
+class SimulatedRelay(Process):
     """Stands between the controller and some executors, as ``worker.relay`` does.
 
     Args:
-        host: where it runs. supervisor: its connection to the controller.
-        tell: takes events to the controller, at once.
+        supervisor: the connection to the controller of the supervisor that it is part of.
+        send: takes what is to happen at the controller there, if that connection is still open.
+
+    Attributes:
+        children: by number, which is never reused.
     """
 
     def __init__(
         self,
-        host: HostIndex,
+        node: str,
         supervisor: PeerId,
         clock: ManualClock,
         network: Network,
-        tell: Callable[[PeerEvent], None],
+        controller: Process,
+        send: Callable[[Action | ChildrenAcknowledged], None],
     ) -> None:
-        self.host = host
+        super().__init__(f"relay-{supervisor}", node)
         self.supervisor = supervisor
-        self.is_lost = False
-        self.children: list[HostIndex] = []
+        self.children: list[SimulatedExecutor] = []
         self.num_told = 0
-        self._name = f"relay-{host}"
         self._clock = clock
         self._network = network
-        self._tell = tell
-        self._numbers: dict[HostIndex, int] = {}
+        self._controller = controller
+        self._send = send
         self._aggregation = Aggregation()
 
-    def add_child(self, host: HostIndex) -> int:
+    def add_child(self, executor: SimulatedExecutor) -> int:
         """An executor connects; its number."""
-        number = self._numbers[host] = len(self.children)
-        self.children.append(host)
+        number = len(self.children)
+        self.children.append(executor)
         self._aggregation.add_child(number)
         return number
 
-    def remove_child(self, host: HostIndex) -> None:
-        """An executor is gone."""
-        self._aggregation.remove_child(self._numbers[host])
-
     # downwards
 
-    def pass_on(self, deliveries: dict[HostIndex, Callable[[], None]]) -> None:
+    def pass_on(self, deliveries: list[tuple[SimulatedExecutor, Action]]) -> None:
         """One message from the controller, for some children."""
-        self._network.link("controller", self._name).send(lambda: self._deliver(deliveries))
 
-    def _deliver(self, deliveries: dict[HostIndex, Callable[[], None]]) -> None:
-        if not self.is_lost:
-            for host, deliver in deliveries.items():
-                self._network.link(self._name, str(host)).send(deliver)
+        def deliver() -> None:
+            for child, action in deliveries:
+                self._network.link(self, child).send(action)
+
+        self._network.link(self._controller, self).send(deliver)
 
     # upwards
 
-    def acknowledge(self, host: HostIndex, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]) -> None:
+    def acknowledge(
+        self, child: int, executor: SimulatedExecutor, launches: int, transfers: tuple[tuple[SessionId, OpId], ...]
+    ) -> None:
         """A child sends Acknowledge."""
-        child = self._numbers[host]
-        self._from_child(host, lambda: self._aggregation.acknowledge(child, launches, transfers, self._clock.now_ns))
+        self._from_child(
+            executor, lambda: self._aggregation.acknowledge(child, launches, transfers, self._clock.now_ns)
+        )
 
-    def arrays_ready(self, host: HostIndex, session: SessionId, wait_id: WaitId) -> None:
+    def arrays_ready(self, child: int, executor: SimulatedExecutor, session: SessionId, wait_id: WaitId) -> None:
         """A child sends ReadyHere."""
-        child = self._numbers[host]
-        self._from_child(host, lambda: self._aggregation.arrays_ready(child, session, wait_id, self._clock.now_ns))
+        self._from_child(executor, lambda: self._aggregation.arrays_ready(child, session, wait_id, self._clock.now_ns))
 
-    def forward(self, host: HostIndex, event: PeerEvent) -> None:
+    def forward(self, executor: SimulatedExecutor, action: Action) -> None:
         """A child sends anything else."""
 
         def arrive() -> None:
             self._tell_progress()
-            self._to_controller(event)
+            self._to_controller(action)
 
-        self._from_child(host, arrive)
+        self._from_child(executor, arrive)
 
-    def _from_child(self, host: HostIndex, arrive: Callable[[], None]) -> None:
+    def child_closed(self, child: int, executor: SimulatedExecutor, action: Action) -> None:
+        """A child's connection is closed, of which it sends word."""
+
+        def arrive() -> None:
+            self._aggregation.remove_child(child)
+            self._tell_progress()
+            self._to_controller(action)
+
+        self._from_child(executor, arrive)
+
+    def _from_child(self, executor: SimulatedExecutor, arrive: Action) -> None:
         def received() -> None:
-            if not self.is_lost:
-                arrive()
-                self._tell_when_due()
+            arrive()
+            self._tell_when_due()
 
-        self._network.link(str(host), self._name).send(received)
+        self._network.link(executor, self).send(received)
 
     def _tell_when_due(self) -> None:
-        if self.is_lost or self._aggregation.due_ns is None:
+        if self.is_dead or self._aggregation.due_ns is None:
             return
         if self._aggregation.is_due(self._clock.now_ns):
             self._tell_progress()
@@ -104,10 +116,5 @@ class SimulatedRelay:
                 ChildrenAcknowledged(self.supervisor, told.completed, told.transfers_started, told.ready)
             )
 
-    def _to_controller(self, event: PeerEvent) -> None:
-        def arrive() -> None:
-            # A connection that is closed brings nothing more.
-            if not self.is_lost:
-                self._tell(event)
-
-        self._network.link(self._name, "controller").send(arrive)
+    def _to_controller(self, what: Action | ChildrenAcknowledged) -> None:
+        self._network.link(self, self._controller).send(lambda: self._send(what))

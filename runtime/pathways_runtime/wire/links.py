@@ -17,11 +17,14 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LinkHello(LinkMessage, frozen=True, tag="H"):
-    """Executor to proxy, first: who this is."""
+    """Executor to proxy, first: who this is.
+
+    ``change`` is that of OpenSession: an executor whose host was lost in a later change is not the one that serves now.
+    """
 
     session: SessionId
     host: HostIndex
-    epoch: int
+    change: int
 
 
 class HostBuffer(LinkMessage, frozen=True, tag="B"):

@@ -457,10 +457,14 @@ class Compiled(Message, frozen=True, tag="Compiled"):
 
 
 class OpenSession(Message, frozen=True, tag="OpenSession"):
-    """Connect a link to the session's proxy. Comes before the session's first operation."""
+    """Connect a link to the session's proxy. Comes before the session's first operation.
+
+    There were ``change`` changes of hosts before that, which LinkHello passes on.
+    """
 
     session: SessionId
     links_address: str
+    change: int
 
 
 class CloseSession(Message, frozen=True, tag="CloseSession"):

@@ -7,13 +7,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pathways_runtime.core.ids import HostIndex, OpId, WorkerId, WorldId
+from pathways_runtime.core.ids import DeviceId, HostIndex, OpId, WorkerId, WorldId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.worker.events import (
@@ -354,6 +354,9 @@ class Executor:
         loaded, failure = None, None
         try:
             world = self._worlds.get(message.world)
+            if world is None and self._is_alone_on(message.devices):
+                # The slice has lost a host, and its world was left; a program on this host needs nobody else.
+                world = self._home_world()
             if world is None:
                 raise ValueError(f"world {message.world} is not formed on {self._config.name}")
             call = functools.partial(dispatcher.call_client, message.session)
@@ -377,6 +380,10 @@ class Executor:
             )
         )
 
+    def _is_alone_on(self, devices: Sequence[DeviceId]) -> bool:
+        bound, _ = self._require_bound()
+        return all(bound.topology.host_of(device) == bound.host for device in devices)
+
     # Sessions and operations
 
     def _open_session(self, message: OpenSession) -> None:
@@ -385,7 +392,7 @@ class Executor:
         dispatcher.feed(SessionOpened(session))
         try:
             sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S, handshake=self._handshake)
-            hello = LinkHello(session, bound.host, self._config.epoch)
+            hello = LinkHello(session, bound.host, message.change)
 
             def on_buffer(op_id: OpId, index: int, contents: bytearray | memoryview) -> None:
                 dispatcher.post(BufferArrived(session, op_id, index, contents))

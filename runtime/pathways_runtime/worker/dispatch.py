@@ -141,7 +141,7 @@ class Dispatcher:
         self._launching = Sequence("launches")
         here = [core.topology.device_at(core.host, place) for place in range(core.topology.devices_per_host)]
         self.completions = Completions(acknowledgements, self._launch_ended_badly, Usage(here, time.monotonic()))
-        self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home)
+        self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home, endings)
         self.storage = Storage(core.name, self.post, self._answer_await, home)
         self._profiler = Profiler(core.name)
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {

@@ -255,7 +255,11 @@ def _ids(world: World, rows: list[list[DeviceId]]) -> list[list[int]]:
 
 
 def assignment(options: bytes, devices: tuple[DeviceId, ...]) -> list[list[DeviceId]]:
-    """``[replica][partition]`` virtual devices, as the options say; else one replica over ``devices``."""
+    """``[replica][partition]`` virtual devices, as the options say; else one replica over ``devices``.
+
+    Where the options name other devices, ``devices`` stand in for them, one by one: a program of a slice that is down
+    is compiled elsewhere, to learn what it gives.
+    """
     serialized = pjrt.serialized_assignment(pjrt.parse_compile_options(options))
     if serialized is None:
         return [list(devices)]
@@ -268,7 +272,12 @@ def assignment(options: bytes, devices: tuple[DeviceId, ...]) -> list[list[Devic
                 if field.number == _COMPUTATION_REPLICA_DEVICES:
                     replicas += map(DeviceId, protobuf.ints(field.value))
             columns.append(replicas)
-    return [list(row) for row in zip(*columns, strict=True)]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    named = [device for row in rows for device in row]
+    if set(named) != set(devices):
+        stand_ins = dict(zip(named, devices, strict=True))
+        rows = [[stand_ins[device] for device in row] for row in rows]
+    return rows
 
 
 def worker_options(options: bytes, world: World, devices: tuple[DeviceId, ...]) -> pjrt.CompileOptions:

@@ -152,6 +152,7 @@ class Supervisor:
         self._starting_relay: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[str] | None = None
         self._last_heard_s = 0.0
+        self._is_run_over = False
 
     async def run(self) -> None:
         """Serve until there is a reason to end; the executor has ended then.
@@ -187,7 +188,7 @@ class Supervisor:
             if isinstance(result, Exception):
                 raise result
         logger.info("worker %d ends: %s", self._options.worker_id, self._ending.result())
-        self._events.write("ended", reason=self._ending.result())
+        self._events.write("ended", reason=self._ending.result(), is_run_over=self._is_run_over)
         self._events.close()
 
     def _end(self, reason: str) -> None:
@@ -240,6 +241,7 @@ class Supervisor:
                     raise ValueError("told twice to be a relay")
                 self._starting_relay = asyncio.ensure_future(self._start_relay())
             elif isinstance(message, messages.Shutdown):
+                self._is_run_over = True
                 self._end(f"the controller shuts down: {message.reason}")
             elif isinstance(message, messages.Refused):
                 self._end(f"the controller refused it: {message.reason}")

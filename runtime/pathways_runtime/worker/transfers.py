@@ -1,5 +1,6 @@
 """Transfers: ranges of shards copied within this host, sent to others, and put together from what arrives."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from pathways_runtime.transport.dataplane import DataPlane, Payload
 from pathways_runtime.worker import failures, pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes, section, zeros
+from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.shards import Shards, joined, migrate
 from pathways_runtime.worker.threads import Pool, tell
 from pathways_runtime.worker.worlds import Placement, World
@@ -32,6 +34,10 @@ logger = logging.getLogger(__name__)
 _MAX_THREADS = 32
 
 Instructions = list[Instruction]
+
+
+class _NotAtOnce(Exception):
+    """Why something failed is to be waited for, which the thread that performs instructions must not do."""
 
 
 def value_of(array: LocalArray) -> Shards:
@@ -54,6 +60,7 @@ class Transfers:
         post: takes an event of another thread and performs what follows.
         take: takes an event and returns what follows, to the one who performs instructions now.
         home: the world in which arrays are made.
+        endings: explain failures.
     """
 
     def __init__(
@@ -63,12 +70,14 @@ class Transfers:
         post: Callable[[Event], None],
         take: Callable[[Event], Instructions],
         home: Callable[[], World],
+        endings: Endings,
     ) -> None:
         self._data_plane = data_plane
         self._acknowledgements = acknowledgements
         self._post = post
         self._take = take
         self._home = home
+        self._endings = endings
         self._threads = Pool("transfers", _MAX_THREADS)
 
     def close(self) -> None:
@@ -105,17 +114,18 @@ class Transfers:
         """Perform SendPieces: at once if all sources are ready, else on a thread."""
         sources = [piece.source.array.value for piece in instruction.pieces if piece.source is not None]
         if all(value is None or pjrt.is_ready(value.array) for value in sources):
-            return self._take(self._send_now(instruction))
+            with contextlib.suppress(_NotAtOnce):
+                return self._take(self._send_now(instruction, may_wait=False))
         self._threads.submit(self._send_when_ready, instruction)
         return None
 
     def _send_when_ready(self, instruction: SendPieces) -> None:
-        self._post(self._send_now(instruction))
+        self._post(self._send_now(instruction, may_wait=True))
 
-    def _send_now(self, instruction: SendPieces) -> Event:
+    def _send_now(self, instruction: SendPieces, *, may_wait: bool) -> Event:
         read = []
-        for piece in instruction.pieces:
-            contents = self._outgoing(piece)
+        outgoing = [self._outgoing(piece, may_wait) for piece in instruction.pieces]
+        for piece, contents in zip(instruction.pieces, outgoing, strict=True):
             if piece.source is not None:
                 read.append(piece.source.array)
             key = (instruction.session, instruction.op_id, piece.move_index)
@@ -124,8 +134,7 @@ class Transfers:
         self._acknowledgements.flush()
         return ReadTaken(tuple(read))
 
-    @staticmethod
-    def _outgoing(piece: OutgoingPiece) -> HostArray:
+    def _outgoing(self, piece: OutgoingPiece, may_wait: bool) -> HostArray:
         """What is sent for a piece; blocks until its source is ready."""
         if piece.source is None:
             assert piece.failure is not None
@@ -137,25 +146,39 @@ class Transfers:
         except StatusError as raised:
             return failures.encode(raised.status, piece.num_bytes)
         except pjrt.PjrtError as raised:
-            return failures.encode(array.failure or pjrt.status_of(raised), piece.num_bytes)
+            return failures.encode(array.failure or self._why(raised, may_wait), piece.num_bytes)
+
+    def _why(self, failure: Exception, may_wait: bool) -> Status:
+        """Why a value is not there.
+
+        Raises:
+            _NotAtOnce: that is not known yet, and ``may_wait`` is False.
+        """
+        if isinstance(failure, StatusError):
+            return failure.status
+        status = pjrt.status_of(failure)
+        if not may_wait and self._endings.may_explain(status):
+            raise _NotAtOnce
+        return self._endings.explain(status)
 
     # Putting together
 
     def assemble(self, instruction: AssembleArray) -> Instructions | None:
         """Perform AssembleArray: at once if whole shards are moved, which PJRT does by itself; else on a thread."""
         if all(len(parts) == 1 and _is_whole(parts[0]) for parts in instruction.parts):
-            return self._take_all(self._assemble_now(instruction))
+            with contextlib.suppress(_NotAtOnce):
+                return self._take_all(self._assemble_now(instruction, may_wait=False))
         self._threads.submit(self._assemble_when_ready, instruction)
         return None
 
     def _assemble_when_ready(self, instruction: AssembleArray) -> None:
-        for event in self._assemble_now(instruction):
+        for event in self._assemble_now(instruction, may_wait=True):
             self._post(event)
 
     def _take_all(self, events: list[Event]) -> Instructions:
         return [instruction for event in events for instruction in self._take(event)]
 
-    def _assemble_now(self, instruction: AssembleArray) -> list[Event]:
+    def _assemble_now(self, instruction: AssembleArray, *, may_wait: bool) -> list[Event]:
         array, result = instruction.array, instruction.result
         sources = [part.source.array for parts in instruction.parts for part in parts if part.source is not None]
         made: Event
@@ -169,8 +192,8 @@ class Transfers:
             value.share_with(shared)
             made = ArrayMade(instruction.session, array, value)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
-            status = failure.status if isinstance(failure, StatusError) else pjrt.status_of(failure)
-            made = ArrayFailed(instruction.session, instruction.op_id, array, first_failure(sources) or status)
+            status = first_failure(sources) or self._why(failure, may_wait)
+            made = ArrayFailed(instruction.session, instruction.op_id, array, status)
         return [ReadTaken(tuple(sources)), made]
 
     def _piece(

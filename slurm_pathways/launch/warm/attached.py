@@ -135,8 +135,8 @@ class AttachedRuntime:
                     self._tell(ComponentEvent(KEEPER, "refused"))
                 case Said(component, name, fields):
                     self._tell(ComponentEvent(component, name, fields))
-                case Ended(component, returncode, was_asked):
-                    self._tell(ComponentEnded(component, returncode, was_asked))
+                case Ended(component, returncode, was_asked, will_restart):
+                    self._tell(ComponentEnded(component, returncode, was_asked, will_restart))
         self._refusal = self._refusal or "its keeper has ended"
         self._tell(ComponentEnded(KEEPER, 0, was_asked=self._lines is None))
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
-from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_trouble
+from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_news
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
+from slurm_pathways.launch.restarts import describe_restart
 from slurm_pathways.launch.run import RUN_FAILED, is_vital
 from slurm_pathways.launch.run_folder import STEP, Process, Warm, identify, is_running
 from slurm_pathways.launch.runtime import settings_of
@@ -290,11 +291,12 @@ class _Keeper:
         match event:
             case ComponentEvent(name=name) if name == LISTENING_EVENT:
                 self._let_in()
-            case ComponentEvent() if (trouble := describe_trouble(event)) is not None:
-                self._progress.line(trouble)
-            case ComponentEnded(component, returncode, was_asked=False):
+            case ComponentEvent() if (news := describe_news(event)) is not None:
+                self._progress.line(news)
+            case ComponentEnded(component, returncode, was_asked=False, will_restart=will_restart):
                 log = quote_log(self._runtime.folder.log_of(component))
-                words = f"{self._runtime.describe_component(component)} {describe_end(returncode)}\n{log}"
+                end = describe_end(returncode) + describe_restart(will_restart)
+                words = f"{self._runtime.describe_component(component)} {end}\n{log}"
                 self._progress.line(words)
                 if is_of_some_proxy:
                     self._proxy_lost(component, words)
@@ -321,8 +323,8 @@ def _as_answer(event: RuntimeEvent) -> Answer:
     match event:
         case ComponentEvent(component, name, fields):
             return Said(component, name, dict(fields))
-        case ComponentEnded(component, returncode, was_asked):
-            return Ended(component, returncode, was_asked)
+        case ComponentEnded(component, returncode, was_asked, will_restart):
+            return Ended(component, returncode, was_asked, will_restart)
 
 
 def _wait(program: Process, timeout_s: float) -> None:

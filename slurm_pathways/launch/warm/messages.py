@@ -86,6 +86,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     component: str
     returncode: int
     was_asked: bool
+    will_restart: bool | None = None
 
 
 Answer = Attached | Refused | Said | Ended

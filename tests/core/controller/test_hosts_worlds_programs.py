@@ -107,7 +107,7 @@ def test_a_closed_executor_waits_for_its_supervisors_word_and_no_longer():
     assert driver.pass_time(0.25) == []
     out = driver.pass_time(0.25)
     (change,) = of_type(out, ins.ChangeHost)
-    assert change.failure.message.endswith("UTC: its executor's connection is gone (reset)")
+    assert change.failure.message.endswith("UTC, and with it slice 1: its executor's connection is gone (reset)")
     (poison,) = of_type(out, ins.Substitute)
     assert (poison.group.hosts, poison.operation.handles, poison.operation.status) == ((0,), (1,), change.failure)
     assert of_type(out, ins.ReportFailed) == [ins.ReportFailed(1, s, 1, (1,), change.failure)]
@@ -162,9 +162,9 @@ def test_silence_is_loss_and_a_controller_that_slept_blames_nobody():
     for peer in (10000, 10001, 10002, 10003, 1000, 1001, 1003):
         driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
     out = driver.pass_time(1.25)
-    assert [(i.host, i.failure.message.partition("UTC: ")[2]) for i in of_type(out, ins.ChangeHost)] == [
-        (2, "its executor has been silent for 3.2 s")
-    ]
+    assert [
+        (i.host, i.failure.message.partition("UTC, and with it slice ")[2]) for i in of_type(out, ins.ChangeHost)
+    ] == [(2, "its executor has been silent for 3.2 s")]
     assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(10002, 1)]
     assert [i.peer for i in of_type(out, ins.Refuse)] == [1002]
 
@@ -279,15 +279,19 @@ def test_a_program_across_slices_waits_for_their_world_which_is_made_once():
     assert of_type(request(driver, s, 3, (0, 7)), ins.CompileMember)[0].world == 3
 
 
-def test_a_world_that_failed_is_tried_anew_for_the_next_program():
+def test_a_world_that_failed_is_tried_anew_some_times_and_for_the_next_program():
     driver = Driver(TWO_BY_TWO).start()
     s = driver.attach()
     request(driver, s, 1, (0, 4))
-    out = driver.send(ev.CoordinationFailed(3, "no port"))
+    for world in (3, 4):
+        out = driver.send(ev.CoordinationFailed(world, "no port"))
+        assert of_type(out, ins.ReportCompiled) == []
+        assert of_type(out, ins.StartCoordination) == [ins.StartCoordination(world + 1, 4)]
+    out = driver.send(ev.CoordinationFailed(5, "no port"))
     assert of_type(out, ins.ReportCompiled)[0].failure == Status(
         Code.INTERNAL, "the coordination service of slices 0, 1 ended: no port"
     )
-    assert request(driver, s, 2, (0, 4)) == [ins.StartCoordination(4, 4)]
+    assert request(driver, s, 2, (0, 4)) == [ins.StartCoordination(6, 4)]
 
 
 def test_a_host_lost_while_a_world_forms_fails_what_waits_for_it():
@@ -305,7 +309,7 @@ def test_a_host_lost_while_a_world_forms_fails_what_waits_for_it():
 def test_a_session_is_opened_on_every_executor_before_its_proxy_hears_of_it():
     driver = Driver(TWO_BY_TWO).start()
     out = driver.send(ev.SessionRequested(1, "train", 42, "unix:/links", driver.now_ns))
-    assert out[0] == ins.OpenSession((1000, 1001, 1002, 1003), 1, "unix:/links")
+    assert out[0] == ins.OpenSession((1000, 1001, 1002, 1003), 1, "unix:/links", 0)
     assert (out[1].session, out[1].platform_version, out[1].device_kind, out[1].max_undispatched) == (
         1,
         "version 1",

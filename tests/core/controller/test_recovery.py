@@ -166,7 +166,7 @@ def test_a_session_that_attaches_while_a_host_is_down_knows_it():
     opened = of_type(driver.out, ins.OpenSession)[-1]
     assert opened.peers == (1000, 1002, 1003)
     out = form(driver, out, 3)
-    assert of_type(out, ins.OpenSession) == [ins.OpenSession((1004,), s, "unix:/links-1")]
+    assert of_type(out, ins.OpenSession) == [ins.OpenSession((1004,), s, "unix:/links-1", 1)]
     assert driver.submit(Operation(s, 1, (0, 1), writes=(1,))) == [1]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pathways_runtime.core.ids import Handle, HostIndex
-from pathways_runtime.core.operations import Delete, DeleteExecutable
+from pathways_runtime.core.ids import Handle, HostIndex, OpId
+from pathways_runtime.core.operations import Delete, DeleteExecutable, Launch
 from pathways_runtime.core.session import events, requests, responses
 from pathways_runtime.core.session.core import ImpossibleEvent
 from pathways_runtime.core.session.executables import stand_in_devices
@@ -68,7 +68,9 @@ def test_a_slice_comes_back_when_its_programs_are_loaded(session: SessionDriver,
     executable = client.identity()
     session.lose_host(HOST_1, LOSS)
     session.bind_host(HOST_1)
-    assert client.last() == [CompileProgram(executable, b"identity 0", b"options", SLICE_0)]
+    (asked,) = session.compiling
+    assert client.last() == [CompileProgram(asked.executable, b"identity 0", b"options", SLICE_0)]
+    assert asked.executable != executable, "what is loaded again has another name"
     array = client.array()
     early = client.execute(executable, array)
     session.compile_all()
@@ -95,11 +97,22 @@ def test_only_the_last_of_two_loads_counts(session: SessionDriver, client: Clien
     session.bind_host(HOST_1)
     session.lose_host(HOST_1, LOSS)
     session.bind_host(HOST_1)
+    first, second = (asked.executable for asked in session.compiling)
+    assert len({executable, first, second}) == 3
     compiled, _ = session.programs[b"identity 0"]
-    session.feed(events.ProgramCompiled(executable, None, LOSS))
-    session.feed(events.ProgramCompiled(executable, compiled, None))
+    session.feed(events.ProgramCompiled(first, compiled, None))
+    (delete,) = client.last()
+    assert isinstance(delete, SubmitOperation) and delete.operation == DeleteExecutable(OpId(1), first)
+    assert client.refused(requests.CheckValueReady((client.execute(executable, client.array()),))) == LOSS
+    session.feed(events.ProgramCompiled(second, compiled, None))
+    delete = client.last()[0]
+    assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, DeleteExecutable)
+    assert delete.operation.executable == executable, "what was loaded before"
     client.execute(executable, client.array())
-    assert isinstance(client.last()[0], SubmitOperation)
+    launch = client.last()[0]
+    assert isinstance(launch, SubmitOperation) and isinstance(launch.operation, Launch)
+    assert launch.operation.executable == second
+    session.compiling.clear()
 
 
 def test_a_host_that_is_replaced_at_once_has_lost_all_the_same(session: SessionDriver, client: Client) -> None:
@@ -172,13 +185,15 @@ def test_a_program_that_is_destructed_while_it_loads_is_deleted_after(session: S
     executable = client.identity()
     session.lose_host(HOST_1, LOSS)
     session.bind_host(HOST_1)
+    (asked,) = session.compiling
     assert session.ask(requests.LoadedExecutableDestruct(executable)) == responses.EMPTY
-    assert len(client.last()) == 1
+    delete = client.last()[0]
+    assert isinstance(delete, SubmitOperation) and delete.operation == DeleteExecutable(OpId(1), executable)
     session.compile_all()
     (delete,) = client.last()
-    assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, DeleteExecutable)
+    assert isinstance(delete, SubmitOperation) and delete.operation == DeleteExecutable(OpId(2), asked.executable)
     session.run_workers()
-    assert executable not in session.workers.programs
+    assert not session.workers.programs.keys() & {executable, asked.executable}
     with pytest.raises(ImpossibleEvent, match="nobody asked"):
         session.core.handle(events.ProgramCompiled(executable, None, LOSS))
 

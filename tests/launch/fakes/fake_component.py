@@ -38,6 +38,8 @@ def play(role: str) -> None:
             sock.bind(arguments.listen.removeprefix("unix:"))
             sock.listen()
             events.write("listening")
+        if role == "worker":
+            events.write("registered", worker=number)
         if role == "controller":
             num_hosts = int(options["--num-slices"]) * int(options["--hosts-per-slice"])
             for host in range(num_hosts):

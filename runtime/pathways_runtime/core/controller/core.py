@@ -126,6 +126,12 @@ class ControllerCore:
         self._programs.check_invariants()
         self._order.check_invariants()
 
+    def check_at_rest(self) -> None:
+        """What must hold when nothing is under way and somebody serves for every host."""
+        self.check_invariants()
+        self._order.check_at_rest()
+        assert not self._programs.all()
+
     # workers
 
     def _on_started(self, event: ev.Started, out: list[Instruction]) -> None:
@@ -157,12 +163,17 @@ class ControllerCore:
         self._named_hosts.pop(event.peer, None)
 
     def _act_on(self, findings: list[Finding], out: list[Instruction]) -> None:
-        for finding in findings:
+        """Act on what was found at once. Membership knows all of it already, so nothing goes to a host that is lost, or
+        to who takes its place, for the sake of one that is looked at before it."""
+        lost = [finding.host for finding in findings if isinstance(finding, HostLost) and finding.had_served]
+        if len(lost) > 1:
+            self._order.close_hosts(lost, out)
+        for finding in sorted(findings, key=lambda finding: isinstance(finding, HostJoining)):
             match finding:
                 case Bound():
                     self._worlds.bind(out)
                 case HostClosing(host):
-                    self._order.close_host(host, out)
+                    self._order.close_hosts((host,), out)
                 case HostLost(host, name, failure, had_served):
                     if had_served:
                         # Sessions hear of the host before they hear of operations that failed for it.
@@ -189,7 +200,7 @@ class ControllerCore:
         restored = [self._membership.restore(host, now_ns, out) for host in joining]
         peers = tuple(peer for host in joining if (peer := self._membership.executor_peer(host)) is not None)
         for session in self._sessions.all():
-            out.append(ins.OpenSession(peers, session.session, session.request.links_address))
+            out.append(ins.OpenSession(peers, session.session, session.request.links_address, self._last_change))
         for host in restored:
             self._order.restore_host(host.index, out)
             # Sessions hear of it last: all that they then ask of the host can be done.
@@ -248,7 +259,7 @@ class ControllerCore:
         executor = self._membership.any_executor()
         bindings = self._membership.bindings()
         peers = self._membership.live_executors()
-        out.append(ins.OpenSession(peers, session.session, request.links_address))
+        out.append(ins.OpenSession(peers, session.session, request.links_address, self._last_change))
         out.append(
             ins.AcceptSession(
                 request.peer,

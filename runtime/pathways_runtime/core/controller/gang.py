@@ -239,10 +239,11 @@ class Order:
 
     # hosts
 
-    def close_host(self, host: HostIndex, out: list[Instruction]) -> None:
-        """A host is lost; why will be known soon (``lose_host``). Operations that address it wait for that."""
-        self._closing.add(host)
-        self._groups.mark_missing(host)
+    def close_hosts(self, hosts: Collection[HostIndex], out: list[Instruction]) -> None:
+        """Hosts are lost; why will be known soon (``lose_host``). Operations that address them wait for that."""
+        for host in hosts:
+            self._closing.add(host)
+            self._groups.mark_missing(host)
         self._awaiting_verdict += self._queue.remove(lambda session, group: bool(group.missing))
         self._serve_queue(out)
 
@@ -253,7 +254,7 @@ class Order:
         even when somebody serves for the host again.
         """
         if host not in self._closing:
-            self.close_host(host, out)
+            self.close_hosts((host,), out)
         self._closing.discard(host)
         self._lost[host] = failure
         for state in self._sessions.values():
@@ -324,6 +325,15 @@ class Order:
                 assert starting.senders and not starting.senders & self._lost.keys()
             if not state.held:
                 assert not state.after_starting and not state.readers and not state.last_writers
+
+    def check_at_rest(self) -> None:
+        """What must hold when nothing is under way and somebody serves for every host."""
+        assert not self._closing and not self._lost and not self._queue and not self._awaiting_verdict
+        assert not any(group.missing for group in self._groups.all)
+        assert not any(self._credits.in_flight(HostIndex(host)) for host in range(self._groups.num_hosts))
+        for state in self._sessions.values():
+            assert not state.held and not state.starting and not state.after_starting and not state.unaware
+            assert state.num_submitted == state.num_dispatched == state.num_reported
 
     # The way of a held operation: held, ready once it waits for no other, offered; then appended, or queued, or
     # awaiting a verdict.

@@ -51,6 +51,7 @@ class HostGroups:
 
     def __init__(self, num_hosts: int) -> None:
         self._by_hosts: dict[tuple[HostIndex, ...], HostGroup] = {}
+        self.num_hosts = num_hosts
         self._of_host: list[list[HostGroup]] = [[] for _ in range(num_hosts)]
         self._missing: set[HostIndex] = set()
         self.all: list[HostGroup] = []

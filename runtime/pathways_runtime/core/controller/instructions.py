@@ -220,11 +220,15 @@ class AcceptSession(Instruction, frozen=True):
 
 
 class OpenSession(Instruction, frozen=True):
-    """Tell the executors on ``peers`` to connect to a session's proxy, before its first operation."""
+    """Tell the executors on ``peers`` to connect to a session's proxy, before its first operation.
+
+    There were ``change`` changes of hosts before that.
+    """
 
     peers: tuple[PeerId, ...]
     session: SessionId
     links_address: str
+    change: int
 
 
 class CloseSession(Instruction, frozen=True):

@@ -254,15 +254,16 @@ class Membership:
 
     def close_peer(self, peer: PeerId, reason: str, now_ns: int, out: list[Instruction]) -> list[Finding]:
         """A connection is gone; nothing follows when it was no worker's, or its worker is lost already."""
-        self._last_heard_ns.pop(peer, None)
+        heard_ns = self._last_heard_ns.pop(peer, now_ns)
         if (worker := self._by_supervisor.pop(peer, None)) is not None:
-            worker.supervisor = None
+            worker.supervisor, worker.last_heard_ns = None, heard_ns
             if worker.state is WorkerState.CLOSING:
                 findings = self._lose(worker, worker.closing_cause, "", now_ns, out)
             else:
                 findings = self._lose(worker, f"its supervisor's connection is gone ({reason})", "", now_ns, out)
             return findings + self._lose_children(worker, peer, reason, now_ns, out)
         if (worker := self._by_executor.pop(peer, None)) is not None:
+            worker.last_heard_ns = heard_ns
             if worker.state is WorkerState.CLOSING:
                 return []
             cause = f"its executor's connection is gone ({reason})"
@@ -296,9 +297,13 @@ class Membership:
                 findings += self._lose(worker, worker.closing_cause, "", now_ns, out)
         oldest_ns = now_ns - self._heartbeat_timeout_ns
         for peer in [peer for peer, heard_ns in self._last_heard_ns.items() if heard_ns < oldest_ns]:
+            if peer not in self._last_heard_ns:
+                # It was given up with one that was silent too.
+                continue
             owner = self._by_supervisor.get(peer) or self._by_executor[peer]
             part = "supervisor" if peer in self._by_supervisor else "executor"
-            silence_s = (now_ns - self._last_heard_ns.pop(peer)) / 1e9
+            owner.last_heard_ns = self._last_heard_ns.pop(peer)
+            silence_s = (now_ns - owner.last_heard_ns) / 1e9
             silence = f"silent for {silence_s:.1f} s"
             cause = f"its {part} has been {silence}"
             if peer in self._by_supervisor:
@@ -306,6 +311,8 @@ class Membership:
                 del self._by_supervisor[peer]
                 owner.supervisor = None
                 out.append(Refuse(peer, f"{owner.label()}: {cause}"))
+                # Whoever started it can kill it, and start another.
+                out.append(Announce("supervisor_stuck", {"worker": owner.worker, "name": owner.name}))
                 findings += self._lose(owner, cause, "", now_ns, out)
                 findings += self._lose_children(owner, peer, silence, now_ns, out)
             else:
@@ -403,7 +410,10 @@ class Membership:
         if worker.state is WorkerState.LOST:
             return []
         at = datetime.datetime.fromtimestamp(self.unix_s(now_ns), tz=datetime.UTC)
-        message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC: {cause}"
+        its_slice = (
+            f", and with it slice {self._topology.slice_of_host(worker.host)}" if worker.host is not None else ""
+        )
+        message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC{its_slice}: {cause}"
         failure = worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
         host_index = worker.host
@@ -414,11 +424,15 @@ class Membership:
             out.append(StopExecutor(worker.supervisor, worker.epoch))
         if worker.executor is not None:
             # What is on its way from it is nobody's any more.
-            self._last_heard_ns.pop(worker.executor.peer, None)
+            heard_ns = self._last_heard_ns.pop(worker.executor.peer, None)
+            if worker.last_heard_ns is None:
+                worker.last_heard_ns = heard_ns
             if self._by_executor.pop(worker.executor.peer, None) is not None:
                 out.append(Refuse(worker.executor.peer, message))
+        loss.silent_ns = now_ns - worker.last_heard_ns if worker.last_heard_ns is not None else None
         fields = {"host": host_index, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
-        out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, "log_tail": log_tail}))
+        how = {"found_after_s": loss.found_after_s, "log_tail": log_tail}
+        out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, **how}))
         findings: list[Finding] = []
         if host_index is not None:
             host = self.hosts[host_index]
@@ -458,4 +472,5 @@ def _ending(returncode: int) -> str:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = "unknown"
-    return f"was killed by signal {-returncode} ({name})"
+    hint = ", perhaps by the kernel for want of memory" if -returncode == signal.SIGKILL else ""
+    return f"was killed by signal {-returncode} ({name}){hint}"

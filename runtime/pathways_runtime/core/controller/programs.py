@@ -7,7 +7,7 @@ from typing import Any
 from pathways_runtime.core.controller.events import MemberCompiled, PeerId, ProgramRequested
 from pathways_runtime.core.controller.instructions import CompileMember, Instruction, ReportCompiled
 from pathways_runtime.core.controller.membership import Membership
-from pathways_runtime.core.controller.worlds import World, Worlds
+from pathways_runtime.core.controller.worlds import MAX_FAILURES_IN_A_ROW, World, Worlds
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId
 from pathways_runtime.core.status import Status, StatusError
 from pathways_runtime.core.topology import Topology
@@ -26,6 +26,7 @@ class Compilation:
 
     Attributes:
         hosts: of its devices, ascending; the first one compiles.
+        num_worlds: how many it has waited for, each of which failed but the last.
         unanswered: hosts that were asked and have not answered.
     """
 
@@ -34,6 +35,7 @@ class Compilation:
         self.world = world
         self.hosts = hosts
         self.stage = Stage.WORLD
+        self.num_worlds = 1
         self.unanswered: set[HostIndex] = set()
         self.metadata: Any = None
 
@@ -74,13 +76,27 @@ class Programs:
             self._ask_first(compilation, out)
 
     def settle_worlds(self, worlds: list[World], out: list[Instruction]) -> None:
-        """Worlds were formed or failed: what waited for them goes on or fails."""
+        """Worlds were formed or failed: what waited for them goes on, waits for another one, or fails."""
         for compilation in self.all():
             if compilation.stage is Stage.WORLD and compilation.world in worlds:
-                if compilation.world.failure is not None:
-                    self._report(compilation, compilation.world.failure, out)
-                else:
+                failure = compilation.world.failure
+                if failure is None:
                     self._ask_first(compilation, out)
+                elif compilation.num_worlds < MAX_FAILURES_IN_A_ROW:
+                    self._wait_for_another_world(compilation, failure, out)
+                else:
+                    self._report(compilation, failure, out)
+
+    def _wait_for_another_world(self, compilation: Compilation, failure: Status, out: list[Instruction]) -> None:
+        compilation.num_worlds += 1
+        try:
+            compilation.world = self._worlds.for_program(compilation.world.slices, compilation.hosts, out)
+        except StatusError:
+            # A host is lost, of which ``failure`` tells.
+            self._report(compilation, failure, out)
+            return
+        if compilation.world.is_settled:
+            self._ask_first(compilation, out)
 
     def member_compiled(self, host: HostIndex, event: MemberCompiled, out: list[Instruction]) -> None:
         """A host has the program, or failed."""
@@ -100,9 +116,9 @@ class Programs:
             self._report(compilation, None, out)
 
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> None:
-        """A host is lost: programs that need it will never be everywhere."""
+        """A host is lost: programs that need it will never be everywhere, or cannot run in their world any more."""
         for compilation in self.all():
-            if host in compilation.hosts:
+            if host in compilation.hosts or (compilation.world.is_over and len(compilation.hosts) > 1):
                 self._report(compilation, failure, out)
 
     def close_session(self, session: SessionId) -> None:

@@ -122,6 +122,7 @@ def _failure(loss: Loss, topology: Topology, membership: Membership) -> dict[str
         "worker": loss.worker,
         **_place(loss.name, loss.host, topology),
         "cause": loss.cause,
+        "found_after_s": loss.found_after_s,
         "served_again_after_s": _since_s(loss.at_ns, loss.served_again_ns) if loss.served_again_ns else None,
         "served_again_by": loss.served_again_by or None,
     }

@@ -40,6 +40,8 @@ class Worker:
         host: the virtual host that it stands behind, or stood behind when it was lost.
         failure: why it is lost; None while it is not.
         verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
+        last_heard_ns: when what was lost of it had last shown that it lives; None until something is lost, and where
+            that is not known.
         num_short_lives: executors that ended one after another without having served for ``LONG_LIFE_NS``.
     """
 
@@ -63,6 +65,7 @@ class Worker:
         self.host: HostIndex | None = None
         self.state = WorkerState.STARTING
         self.failure: Status | None = None
+        self.last_heard_ns: int | None = None
         self.closing_cause = ""
         self.verdict_due_ns = 0
 
@@ -103,6 +106,7 @@ class Loss(msgspec.Struct):
     Attributes:
         host: the virtual host that it stood behind; None if it stood behind none.
         at_ns: when it was found.
+        silent_ns: from its last word until then; it was lost in between. None where that is not known.
         served_again_ns: when somebody served for the host again; None until then.
         served_again_by: that worker's name.
     """
@@ -112,5 +116,11 @@ class Loss(msgspec.Struct):
     host: HostIndex | None
     cause: str
     at_ns: int
+    silent_ns: int | None = None
     served_again_ns: int | None = None
     served_again_by: str = ""
+
+    @property
+    def found_after_s(self) -> float | None:
+        """``silent_ns`` for people."""
+        return None if self.silent_ns is None else round(self.silent_ns / 1e9, 3)

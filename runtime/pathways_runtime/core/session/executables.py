@@ -35,7 +35,8 @@ class ExecutableRecord(msgspec.Struct):
     Attributes:
         devices, hosts: interned, see ``PlacementTable.device_list``.
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
-        loads_pending: CompileProgram instructions not answered yet; the last answer counts.
+        newest: the name of the latest CompileProgram; only its answer counts.
+        on_workers: its name on workers; 0 while it was never loaded.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
         needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
@@ -44,6 +45,7 @@ class ExecutableRecord(msgspec.Struct):
         function: of colocated Python, if that is what it is.
     """
 
+    handle: Handle
     program: bytes
     options: bytes
     devices: tuple[DeviceId, ...]
@@ -51,7 +53,8 @@ class ExecutableRecord(msgspec.Struct):
     compiled: CompiledProgram | None = None
     outputs: tuple[OutputSpec, ...] = ()
     donated: tuple[int, ...] = ()
-    loads_pending: int = 0
+    newest: Handle = Handle(0)
+    on_workers: Handle = Handle(0)
     unloaded: Status | None = None
     is_deleted: bool = False
     waiting: RequestId | None = None
@@ -76,8 +79,8 @@ class ExecutableTable:
 
     def __init__(self) -> None:
         self.records: dict[Handle, ExecutableRecord] = {}
-        #: Executables that were deleted while loads went on: their answers are still to come.
-        self.abandoned: dict[Handle, ExecutableRecord] = {}
+        #: What is being loaded, by the name that it will have on workers; it may be deleted meanwhile.
+        self.loads: dict[Handle, ExecutableRecord] = {}
         #: Programs compiled on other devices only to learn what they are like, by the handle used there.
         self.stand_ins: dict[Handle, StandIn] = {}
 

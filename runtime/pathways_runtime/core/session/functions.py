@@ -46,13 +46,15 @@ def compile_function(state: SessionState, request_id: RequestId, request: Compil
     """CompileFunction: answered when all its hosts have loaded it; at once if one of them is lost."""
     devices, hosts = state.placements.device_list(request.devices)
     function = Function(request.name, _specs(state, request, "argument", request.inputs, hosts))
-    record = ExecutableRecord(request.program, request.options, devices, hosts, waiting=request_id, function=function)
+    handle = state.mint()
+    record = ExecutableRecord(
+        handle, request.program, request.options, devices, hosts, waiting=request_id, function=function
+    )
     record.outputs = _specs(state, request, "result", request.outputs, hosts)
     record.unloaded = state.placements.first_loss(hosts)
-    handle = state.mint()
     state.executables.records[handle] = record
     if record.unloaded is None:
-        load(state, handle, record)
+        load(state, record, handle)
         return None
     record.waiting = None
     record.compiled = CompiledProgram(request.name, b"", ())
@@ -164,11 +166,11 @@ def _call(
         record = state.new_array(handle, output.dtype, output.shape, output.placement)
         record.via_transfers = (op_id,)
         made.append(sharded_result(handle, record))
-    handles = (request.loaded_executable_handle, *request.args_handles)
+    handles = (executable.on_workers, *request.args_handles)
     state.out.append(
         SubmitOperation(
             CallFunction(
-                op_id, request.loaded_executable_handle, request.args_handles, tuple(made), request.execution_stream
+                op_id, executable.on_workers, request.args_handles, tuple(made), request.execution_stream
             ),
             executable.hosts,
             is_transfer=True,

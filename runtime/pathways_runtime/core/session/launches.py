@@ -107,7 +107,7 @@ def _launch(
     args = request.args_handles
     records = state.arrays.records
     non_donatable = request.non_donatable_input_indices
-    reads: tuple[Handle, ...] = (request.loaded_executable_handle, *args)
+    reads: tuple[Handle, ...] = (executable.on_workers, *args)
     if has_storages:
         reads = state.order_reads(reads, [records[handle] for handle in args])
     consumes: tuple[Handle, ...] = ()
@@ -143,7 +143,7 @@ def _launch(
         records[handle] = ArrayRecord(output.dtype, output.shape, output.placement, output.placement.hosts)
     state.out.append(
         SubmitOperation(
-            Launch(op_id, request.loaded_executable_handle, args, results, non_donatable),
+            Launch(op_id, executable.on_workers, args, results, non_donatable),
             executable.hosts,
             True,
             False,

@@ -35,7 +35,7 @@ def compile_plugin(state: SessionState, _: RequestId, request: plugin_programs.C
     devices, _hosts = state.placements.device_list(request.devices or every)
     handle = state.mint()
     # No hosts: nothing is loaded anywhere.
-    record = ExecutableRecord(b"", b"", devices, (), plugin=request.plugin)
+    record = ExecutableRecord(handle, b"", b"", devices, (), plugin=request.plugin)
     # Our client learns from the fingerprint what the location stands for that it has named.
     fingerprint = request.plugin.folder.encode() if isinstance(request.plugin, plugin_programs.HostTrace) else b""
     record.compiled = CompiledProgram(request.name, fingerprint, (), (), None, {}, request.text, request.metadata)

@@ -24,7 +24,9 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
     if len(hosts) > 1:
         slices = state.topology.slices_of(devices)
         needed = tuple(host for slice_index in slices for host in state.topology.hosts_of_slice(slice_index))
-    record = ExecutableRecord(request.program, request.options, devices, hosts, waiting=request_id, needed_hosts=needed)
+    record = ExecutableRecord(
+        handle, request.program, request.options, devices, hosts, waiting=request_id, needed_hosts=needed
+    )
     record.unloaded = state.placements.first_loss(needed)
     state.executables.records[handle] = record
     if record.unloaded is not None:
@@ -35,7 +37,7 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
             state.executables.stand_ins[stand_in] = StandIn(handle, stand_in_hosts)
             state.out.append(CompileProgram(stand_in, request.program, request.options, substitutes))
             return
-    load(state, handle, record)
+    load(state, record, handle)
 
 
 def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
@@ -51,24 +53,22 @@ def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
     if handle in table.stand_ins:
         _stand_in_compiled(state, handle, event)
         return
-    abandoned = table.abandoned.get(handle)
-    if abandoned is not None:
-        abandoned.loads_pending -= 1
-        if abandoned.loads_pending == 0:
-            # It may have been loaded after the deletion.
-            del table.abandoned[handle]
-            _submit_delete(state, handle, abandoned.hosts)
-        return
-    record = table.records.get(handle)
-    if record is None or record.loads_pending == 0:
+    record = table.loads.pop(handle, None)
+    if record is None:
         raise LookupError(f"program {handle} is compiled, but nobody asked for it")
-    record.loads_pending -= 1
-    if record.waiting is not None:
-        if event.program is None and record.loads_pending:
-            return  # a host was replaced meanwhile, and it is being compiled again
-        _answer(state, handle, record, event.program, event.failure)
-    if record.loads_pending == 0 and handle in table.records:
-        record.unloaded = event.failure or state.placements.first_loss(record.needed_hosts)
+    is_newest = handle == record.newest
+    if record.waiting is not None and (event.program is not None or is_newest):
+        # Else a host was replaced meanwhile, and it is being compiled again.
+        _answer(state, record, event.program, event.failure)
+    if record.is_deleted or not is_newest:
+        if event.failure is None:
+            _submit_delete(state, handle, record.hosts)
+        return
+    record.unloaded = event.failure or state.placements.first_loss(record.needed_hosts)
+    if event.failure is None:
+        former, record.on_workers = record.on_workers, handle
+        if former:
+            _submit_delete(state, former, record.hosts)
 
 
 def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: ProgramCompiled) -> None:
@@ -76,17 +76,13 @@ def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: Prog
     stand_in = table.stand_ins.pop(stand_in_handle)
     record = table.records[stand_in.executable]
     _submit_delete(state, stand_in_handle, stand_in.hosts)
-    _answer(state, stand_in.executable, record, event.program, event.failure)
-    if stand_in.executable in table.records and state.placements.first_loss(record.needed_hosts) is None:
-        load(state, stand_in.executable, record)
+    _answer(state, record, event.program, event.failure)
+    if not record.is_deleted and state.placements.first_loss(record.needed_hosts) is None:
+        load(state, record, state.mint())
 
 
 def _answer(
-    state: SessionState,
-    handle: Handle,
-    record: ExecutableRecord,
-    program: CompiledProgram | None,
-    failure: Status | None,
+    state: SessionState, record: ExecutableRecord, program: CompiledProgram | None, failure: Status | None
 ) -> None:
     """Answer the Compile request; a program that nothing is known of is forgotten."""
     request_id, record.waiting = record.waiting, None
@@ -102,15 +98,16 @@ def _answer(
             program, failure = None, wrong.status
     if program is None:
         assert failure is not None
-        del state.executables.records[handle]
-        if record.loads_pending:
-            state.executables.abandoned[handle] = record
+        del state.executables.records[record.handle]
+        record.is_deleted = True
         state.respond_error(request_id, failure)
         return
     record.compiled = program
     record.donated = tuple(sorted(program.donated_inputs))
     ready = new_future(state, None).future_handle
-    state.respond(request_id, responses.Compiled(handle, program.name, record.devices, program.fingerprint, ready))
+    state.respond(
+        request_id, responses.Compiled(record.handle, program.name, record.devices, program.fingerprint, ready)
+    )
 
 
 def _output_specs(state: SessionState, record: ExecutableRecord, program: CompiledProgram) -> tuple[OutputSpec, ...]:
@@ -125,9 +122,10 @@ def _output_specs(state: SessionState, record: ExecutableRecord, program: Compil
     return tuple(specs)
 
 
-def load(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
-    """Have all hosts of a program load it; ProgramCompiled answers."""
-    record.loads_pending += 1
+def load(state: SessionState, record: ExecutableRecord, handle: Handle) -> None:
+    """Have all hosts of a program load it, by that name; ProgramCompiled answers."""
+    record.newest = handle
+    state.executables.loads[handle] = record
     state.out.append(CompileProgram(handle, record.program, record.options, record.devices))
 
 
@@ -147,23 +145,25 @@ def lose_host(state: SessionState, host: HostIndex, loss: Status) -> None:
 def load_again(state: SessionState, host: HostIndex) -> None:
     """A worker stands behind a host that was lost: load what needs it and has all its hosts.
 
-    Until that is done, executions go on to poison their outputs.
+    Until that is done, executions go on to poison their outputs. What is loaded again has another name on workers: so a
+    launch that is on its way runs what was loaded before on all its hosts, and fails on all of them, instead of meeting
+    the one on some and the other on others.
     """
-    for handle, record in state.executables.records.items():
+    loading = set(map(id, state.executables.loads.values()))
+    for record in list(state.executables.records.values()):
         if (
             host not in record.needed_hosts
             or record.is_deleted
             or state.placements.first_loss(record.needed_hosts) is not None
         ):
             continue
-        if record.compiled is not None or record.loads_pending:
-            load(state, handle, record)
+        if record.compiled is not None or id(record) in loading:
+            load(state, record, state.mint())
 
 
 def delete(state: SessionState, _: RequestId, request: requests.LoadedExecutableDelete) -> responses.Response:
     """LoadedExecutableDelete: launches before it still run."""
-    handle = request.loaded_executable_handle
-    _delete(state, handle, state.executables.find(handle))
+    _delete(state, state.executables.find(request.loaded_executable_handle))
     return new_future(state, None)
 
 
@@ -171,22 +171,20 @@ def destruct(state: SessionState, _: RequestId, request: requests.LoadedExecutab
     """LoadedExecutableDestruct: delete and forget."""
     handle = request.loaded_executable_handle
     record = state.executables.find(handle)
-    _delete(state, handle, record)
+    _delete(state, record)
     del state.executables.records[handle]
     if state.tracing == handle:
         # Nobody can end the trace that it has begun.
         state.tracing = None
-    if record.loads_pending:
-        state.executables.abandoned[handle] = record
     return responses.EMPTY
 
 
-def _delete(state: SessionState, handle: Handle, record: ExecutableRecord) -> None:
+def _delete(state: SessionState, record: ExecutableRecord) -> None:
     if not record.is_deleted:
         record.is_deleted = True
         record.program = record.options = b""
-        if record.loads_pending == 0:
-            _submit_delete(state, handle, record.hosts)
+        if record.on_workers:
+            _submit_delete(state, record.on_workers, record.hosts)
 
 
 def is_deleted(state: SessionState, _: RequestId, request: requests.LoadedExecutableIsDeleted) -> responses.Response:

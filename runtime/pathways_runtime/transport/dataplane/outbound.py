@@ -318,7 +318,14 @@ class Link:
             head = HEAD.pack(messages.CHUNK, outgoing.ticket, *outgoing.key, start, length, total)
             connection.send(head, memory[start : start + length])
         else:
-            block = self._pool.acquire(total, on_wait=self._warn_of_waiting)
+            try:
+                block = self._pool.acquire(total, on_wait=self._warn_of_waiting)
+            except (OSError, MemoryError) as failure:
+                logger.warning("no shared memory of %d bytes for %s, so they are sent: %s", total, self.peer, failure)
+                # As there is one connection, nobody else takes tickets.
+                ticket, self._next_ticket = self._next_ticket, (self._next_ticket + 1) % messages.NUM_TICKETS
+                connection.send(HEAD.pack(messages.CHUNK, ticket, *outgoing.key, 0, total, total), memory)
+                return
             np.copyto(block.mapping.array()[:total], memory)
             head = HEAD.pack(messages.BLOCK, block.id, *outgoing.key, 0, total, total)
             if block.fd is None:

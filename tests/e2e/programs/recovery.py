@@ -1,0 +1,129 @@
+"""Does what lines on stdin ask for, on two slices of which the first loses hosts; answers with a JSON line each."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+#: Longer than anything here may take; who waits for the answer has a time limit too.
+DEADLINE_S = 60.0
+CONTENTS = np.arange(8, dtype=np.float32)
+
+
+def sharded(devices: list[jax.Device]) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), ("x",)), P("x"))
+
+
+class Slices:
+    """Functions are jitted once: the same ones must work again after a loss."""
+
+    def __init__(self) -> None:
+        everywhere = jax.devices()
+        self.first, self.second, self.both = (
+            sharded([device for device in everywhere if device.slice_index in indices])
+            for indices in ((0,), (1,), (0, 1))
+        )
+        self.step = {
+            where: jax.jit(lambda x: x + x.sum(), out_shardings=where) for where in (self.first, self.second, self.both)
+        }
+        self.allocate = jax.jit(lambda x: jnp.ones((256 << 20,), jnp.float32) * x[0], out_shardings=self.first)
+        self.fill()
+        #: Made before anything is lost.
+        self.kept = self.step[self.second](self.x[self.second])
+
+    def fill(self) -> None:
+        self.x = {where: jax.device_put(CONTENTS, where) for where in self.step}
+
+    def values(self, where: NamedSharding) -> list[float]:
+        return np.asarray(self.step[where](self.x[where])).tolist()
+
+    def until_lost(self) -> dict[str, Any]:
+        """Step on the first slice until that fails: how, and after how long."""
+        return self._until_failure(lambda: self.values(self.first))
+
+    def until_collective_lost(self) -> dict[str, Any]:
+        """As ``until_lost``, with many collectives over both slices in flight."""
+        started_s = time.monotonic()
+        flying = [self.step[self.both](self.x[self.both]) for _ in range(20)]
+        answer = self._until_failure(lambda: self.values(self.both))
+        failures = []
+        for array in flying:
+            try:
+                array.block_until_ready()
+            except jax.errors.JaxRuntimeError as failure:
+                failures.append(str(failure))
+        return {**answer, "freed_after_s": time.monotonic() - started_s, "in_flight": sorted(set(failures))}
+
+    def until_too_large(self) -> dict[str, Any]:
+        """Allocate 1 GiB on each host of the first slice."""
+        return self._until_failure(lambda: self.allocate(self.x[self.first]).block_until_ready())
+
+    def transfer(self) -> dict[str, Any]:
+        """Move 32 MiB from the first slice to the second."""
+        contents = np.arange(8 << 20, dtype=np.float32)
+        try:
+            moved = jax.device_put(jax.device_put(contents, self.first), self.second)
+            return {"is_right": bool((np.asarray(moved) == contents).all())}
+        except jax.errors.JaxRuntimeError as failure:
+            return {"failure": str(failure)}
+
+    def until_served(self) -> dict[str, Any]:
+        """New arrays, and the same functions as ever, until those work."""
+        started_s = time.monotonic()
+        while True:
+            try:
+                self.fill()
+                values = {"first": self.values(self.first), "both": self.values(self.both)}
+                return {**values, "after_s": time.monotonic() - started_s}
+            except jax.errors.JaxRuntimeError:
+                if time.monotonic() - started_s > DEADLINE_S:
+                    raise
+                time.sleep(0.02)
+
+    def other(self) -> dict[str, Any]:
+        """What the second slice has held since the start, and a step there."""
+        return {"kept": np.asarray(self.kept).tolist(), "step": self.values(self.second)}
+
+    def compile_for_long(self) -> dict[str, Any]:
+        """A program whose compilation takes many seconds of one core."""
+        started_s = time.monotonic()
+
+        def level(below: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+            return jax.jit(lambda x: below(below(below(below(x)))))
+
+        # Traced and sent as a few functions, of which the compiler makes 64 copies.
+        many: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: jnp.sin(x) * 1.5 + x.sum())
+        for _ in range(3):
+            many = level(many)
+        jax.jit(many, out_shardings=self.first).lower(self.x[self.first]).compile()
+        return {"after_s": time.monotonic() - started_s}
+
+    @staticmethod
+    def _until_failure(act: Callable[[], object]) -> dict[str, Any]:
+        started_s = time.monotonic()
+        while time.monotonic() - started_s < DEADLINE_S:
+            try:
+                act()
+            except jax.errors.JaxRuntimeError as failure:
+                return {"failure": str(failure), "after_s": time.monotonic() - started_s}
+        return {"failure": "", "after_s": time.monotonic() - started_s}
+
+
+def main() -> None:
+    """Until stdin ends."""
+    slices = Slices()
+    for where in slices.step:
+        slices.values(where)
+    print(json.dumps({"up": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(getattr(slices, line.strip())()), flush=True)
+
+
+main()
