@@ -18,6 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import OpId, SessionId, WorldId
 from pathways_runtime.core.status import Code, Status, StatusError, error
 from pathways_runtime.core.worker.arrays import first_failure
@@ -28,14 +31,17 @@ from pathways_runtime.core.worker.instructions import (
     AssembleArray,
     AwaitReady,
     BeginTrace,
+    CountCall,
     CountLaunch,
     EndTrace,
     EnqueueLaunch,
     ExpectPiece,
+    ForgetFunction,
     ForgetTransfers,
     Instruction,
     LoadArray,
     MakeArray,
+    MakeCall,
     Report,
     SendPieces,
     SendValue,
@@ -52,12 +58,14 @@ from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes
 from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, Value
+from pathways_runtime.worker.colocated.sessions import PythonProcesses
 from pathways_runtime.worker.completions import Completions
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.profiler import Profiler
 from pathways_runtime.worker.programs import LoadedProgram
 from pathways_runtime.worker.shards import Shards, joined, migrate
 from pathways_runtime.worker.storage import Storage
+from pathways_runtime.worker.strings import Strings, strings_of
 from pathways_runtime.worker.threads import Pool, Sequence
 from pathways_runtime.worker.transfers import Transfers, value_of
 from pathways_runtime.worker.worlds import World
@@ -158,6 +166,14 @@ class Dispatcher:
             SendValue: self._send_value,
             AnswerFetch: self._answer_fetch,
             Report: self._report,
+        }
+
+    def serve_functions(self, processes: PythonProcesses) -> None:
+        """Have calls of functions made by these."""
+        self._perform |= {
+            MakeCall: processes.make_call,
+            CountCall: processes.count,
+            ForgetFunction: processes.forget,
         }
 
     def feed(self, event: Event) -> None:
@@ -310,6 +326,9 @@ class Dispatcher:
 
     def _make_array(self, instruction: MakeArray) -> Instructions:
         result, array = instruction.result, instruction.array
+        if result.dtype is DType.STRING:
+            contents = [np.frombuffer(payload, np.uint8) for payload in instruction.payloads]
+            return self._take(ArrayMade(instruction.session, array, Strings(array.devices, contents)))
         try:
             placement = self._home().placement(array.devices, result.memory_kind)
             # A buffer that several shards share is looked at once.
@@ -329,8 +348,10 @@ class Dispatcher:
             answer = self._take(ArrayMade(instruction.session, array, made))
         return [*self._take(ReadTaken(tuple(source.array for source in instruction.sources))), *answer]
 
-    def _shared(self, instruction: ShareShards) -> Shards:
+    def _shared(self, instruction: ShareShards) -> Shards | Strings:
         result, array = instruction.result, instruction.array
+        if result.dtype is DType.STRING:
+            return Strings(array.devices, [strings_of(s.array).shards[s.position] for s in instruction.sources])
         values = [value_of(source.array) for source in instruction.sources]
         for value in values:
             if value.shape != result.shape or value.dtype != pjrt.dtype_of(result.dtype):
@@ -390,8 +411,9 @@ class Dispatcher:
     # Answers to the proxy
 
     def _await_ready(self, instruction: AwaitReady) -> None:
-        arrays = [array.value.array for array in instruction.arrays if array.value is not None]
-        if len(arrays) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
+        values = [array.value for array in instruction.arrays if array.value is not None]
+        arrays = [value.array for value in values if type(value) is not Strings]
+        if len(values) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
             self._waiting.submit(self._answer_when_ready, instruction, arrays)
         else:
             self._answer_when_ready(instruction, arrays)
@@ -414,7 +436,7 @@ class Dispatcher:
 
     def _send_value(self, instruction: SendValue) -> Instructions | None:
         value = instruction.source.array.value
-        if value is not None and not pjrt.is_ready(value.array):
+        if value is not None and type(value) is not Strings and not pjrt.is_ready(value.array):
             self._waiting.submit(self._send_value_when_ready, instruction)
             return None
         self._answer_with_value(instruction)
@@ -429,7 +451,10 @@ class Dispatcher:
         contents: HostArray | None = None
         failure = None
         try:
-            contents = pjrt.view(value_of(array).shard(instruction.source.position))
+            if type(array.value) is Strings:
+                contents = array.value.shards[instruction.source.position]
+            else:
+                contents = pjrt.view(value_of(array).shard(instruction.source.position))
         except StatusError as raised:
             failure = raised.status
         except pjrt.PjrtError as raised:

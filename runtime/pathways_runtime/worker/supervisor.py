@@ -349,6 +349,7 @@ class Supervisor:
             *("--platform", options.platform),
             *("--compile-cache", str(options.compile_cache)),
             *("--data-listen", self._data_address(epoch)),
+            *("--python-log", str(options.log_dir / f"python-{options.worker_id}.log")),
         ]
         if relay_address:
             argv.append("--behind-relay")

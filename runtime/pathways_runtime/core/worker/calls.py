@@ -112,7 +112,10 @@ class Calls:
                 f"{self._name} was asked to call function {operation.executable}, which it has not loaded",
             )
         elif failure is None:
-            out.append(MakeCall(session.id, operation.op_id, program, operation.stream, call.arguments, call.results))
+            handles = tuple([result.handle for result in operation.results])
+            out.append(
+                MakeCall(session.id, operation.op_id, program, operation.stream, call.arguments, handles, call.results)
+            )
             return
         assert failure is not None
         for array in waiting.arrays:

@@ -65,7 +65,8 @@ class MakeCall(Instruction, frozen=True):
 
     Attributes:
         arguments: None for one without shards here.
-        results: the arrays that it brings about, with what they are like.
+        handles: of all results of the function, in order.
+        results: those with shards here, with what they are like.
     """
 
     session: SessionId
@@ -73,6 +74,7 @@ class MakeCall(Instruction, frozen=True):
     program: Program
     stream: int
     arguments: tuple[LocalArray | None, ...]
+    handles: tuple[Handle, ...]
     results: tuple[tuple[LocalArray, ShardedResult], ...]
 
 
