@@ -22,6 +22,9 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,6 +42,9 @@ PRELOAD_VARIABLE = "LD_PRELOAD"
 #: Leave gloo in plain TCP, to compare.
 PLAIN_VARIABLE = "SLURM_PATHWAYS_TEST_PLAIN_COLLECTIVES"
 
+#: What the library adds to a process.
+_ENTRY = "slurm_pathways_private_sockets_use"
+_TRY_TIMEOUT_S = 20.0
 #: As in private_sockets.h.
 _STAND_INS = ipaddress.IPv4Network("127.192.0.0/10")
 #: What the library says first on a connection that leads elsewhere: member, port.
@@ -83,7 +89,25 @@ def preload(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 def is_preloaded() -> bool:
     """Whether the library is in this process, before the C library."""
-    return hasattr(ctypes.CDLL(None), "slurm_pathways_private_sockets_use")
+    return hasattr(ctypes.CDLL(None), _ENTRY)
+
+
+def try_preloading(environ: Mapping[str, str]) -> str:
+    """Starts a process as an executor is started: why it has no private sockets; empty: it has.
+
+    Raises:
+        OSError: it cannot be started, or there is no temporary folder. subprocess.TimeoutExpired: it does not end.
+    """
+    if reason := why_not(environ):
+        return reason
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-I", "-c", f"import ctypes; ctypes.CDLL(None).{_ENTRY}"]
+        variables = {**environ, **preload(environ, Path(folder))}
+        done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=_TRY_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.strip().splitlines() or ["nothing was said of it"]
+    return f"{LIBRARY} cannot be preloaded: {said[0]}"
 
 
 def folder_beside(data_address: str) -> Path:
@@ -119,7 +143,7 @@ class PrivateSockets:
         self._is_closed = False
         folder.mkdir(mode=0o700)
         library = ctypes.CDLL(None, use_errno=True)
-        if library.slurm_pathways_private_sockets_use(os.fsencode(folder), ctypes.c_uint32(host)) != 0:
+        if library[_ENTRY](os.fsencode(folder), ctypes.c_uint32(host)) != 0:
             number = ctypes.get_errno()
             shutil.rmtree(folder)
             raise OSError(number, f"no private sockets in {folder}: {os.strerror(number)}")
