@@ -14,7 +14,7 @@ from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
-from pathways_runtime.worker import callbacks, gates, mlir, pjrt, protobuf, threads
+from pathways_runtime.worker import callbacks, gates, mlir, partitioning, pjrt, protobuf, threads
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
 from pathways_runtime.worker.shards import Shards
 from pathways_runtime.worker.worlds import Placement, World
@@ -219,7 +219,7 @@ def load(
     Args:
         devices: virtual, every device of the program.
         options: the client's ``CompileOptionsProto``; device ids in it are virtual.
-        call: makes the calls of the program's callbacks, should it have some.
+        call: makes the calls of the program's callbacks and of its compiler, should it have some.
 
     Raises:
         PjrtError: it does not compile. ValueError: the program or the options are not what they should be.
@@ -234,7 +234,8 @@ def load(
             compiled = None
     is_from_cache = compiled is not None
     if compiled is None:
-        executable = pjrt.compile_program(world.client, program, physical, settings, forwarders)
+        with partitioning.asking(program, call) as asking_program:
+            executable = pjrt.compile_program(world.client, asking_program, physical, settings, forwarders)
         compiled = describe(executable, program, num_hidden_parameters=int(is_gated))
         cache.store(key, compiled)
     make = GatedProgram if is_gated else LoadedProgram

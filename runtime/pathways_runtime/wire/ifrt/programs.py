@@ -22,8 +22,8 @@ XLA_PROGRAM = "xla::ifrt::XlaProgram"
 XLA_COMPILE_OPTIONS = "xla::ifrt::XlaCompileOptions"
 
 #: Custom calls for which XLA, while it compiles, calls Python functions of the client: by their addresses, which in a
-#: worker ends the process, or by a number that a worker knows nothing of. The names stand NUL-terminated in MLIR's
-#: bytecode.
+#: worker ends the process, or by a number that a worker knows nothing of. Our plugin gives them other names
+#: (``wire.partitioning``). The names stand NUL-terminated in MLIR's bytecode.
 _CALLS_TO_CLIENT = {
     b"InspectSharding": "jax.debug.inspect_array_sharding (also visualize_array_sharding inside of jit). Outside of "
     "jit it works, as does the .sharding of results",
