@@ -13,7 +13,7 @@ from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_trouble
-from slurm_pathways.launch.preflight import check_machine
+from slurm_pathways.launch.preflight import check_devices, check_machine
 from slurm_pathways.launch.program import (
     Program,
     ProgramEnded,
@@ -54,6 +54,7 @@ def run_local(
     Raises:
         ConfigurationError: what was asked for cannot be; nothing has been started.
     """
+    check_devices(spec, environ)
     return run_with(
         lambda on_event: LocalRuntime(spec, on_event=on_event, environ=environ, modules=modules),
         spec,
