@@ -86,7 +86,8 @@ class CountCall(Instruction, frozen=True):
 
 
 class ForgetFunction(Instruction, frozen=True):
-    """The session's Python process needs a function no more. Later calls begin when it has let go of it."""
+    """The session's Python process needs a function no more. It lets go of it when calls that it was asked for before
+    have ended; if all have, later calls begin after that."""
 
     session: SessionId
     program: Program

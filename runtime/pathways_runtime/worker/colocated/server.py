@@ -69,6 +69,11 @@ class Server:
         self._unloaded = threading.Condition()
         self._num_unloaded = 0
         self._num_to_unload = 0
+        #: Of what is to be let go of: for what later calls wait.
+        self._awaited: list[Unload] = []
+        #: Calls that have come and not ended, and functions that go when some of them have; under ``_unloaded``.
+        self._running: set[int] = set()
+        self._to_unload: list[tuple[Unload, set[int]]] = []
         self._streams: dict[int, queue.SimpleQueue[_Task]] = {}
         self._streams_lock = threading.Lock()
 
@@ -100,12 +105,31 @@ class Server:
                 self._pickles.put(bytes(payload))
                 self._loading.put(message)
             case Unload():
-                self._num_to_unload += 1
-                self._loading.put(message)
+                self._take_unload(message)
             case _:
                 raise ConnectionClosed(f"{type(message).__name__} is not for a Python process")
 
     # Functions
+
+    def _take_unload(self, message: Unload) -> None:
+        with self._unloaded:
+            if self._running:
+                self._to_unload.append((message, set(self._running)))
+                return
+        # Nobody else adds to it, and the thread that takes away does so only after this.
+        self._awaited.append(message)
+        self._num_to_unload += 1
+        self._loading.put(message)
+
+    def _unload_after(self, call: int) -> None:
+        """A call has ended; functions may have waited for it."""
+        with self._unloaded:
+            self._running.discard(call)
+            for message, before in self._to_unload:
+                before.discard(call)
+                if not before:
+                    self._loading.put(message)
+            self._to_unload = [entry for entry in self._to_unload if entry[1]]
 
     def _load_functions(self) -> None:
         while True:
@@ -114,10 +138,12 @@ class Server:
                 self._load(message, self._pickles.get())
                 continue
             # With it goes what it alone refers to, objects of classes among it, whose ends run here.
-            self._functions.pop(message.function, None)
-            with self._unloaded:
-                self._num_unloaded += 1
-                self._unloaded.notify_all()
+            del self._functions[message.function]
+            if message in self._awaited:
+                self._awaited.remove(message)
+                with self._unloaded:
+                    self._num_unloaded += 1
+                    self._unloaded.notify_all()
 
     def _load(self, message: Load, pickled: bytes) -> None:
         future = self._functions[message.function]
@@ -140,6 +166,8 @@ class Server:
         for pieces in message.arguments:
             contents, start = self._memory.take(pieces, payload, start)
             arguments.append([(piece.device, content) for piece, content in zip(pieces, contents, strict=True)])
+        with self._unloaded:
+            self._running.add(message.call)
         task = _Task(message, self._functions[message.function], arguments, self._num_to_unload)
         with self._streams_lock:
             stream = self._streams.get(message.stream)
@@ -192,6 +220,8 @@ class Server:
             # SystemExit too: a function does not end the process by it, nor its thread.
             failure = describe_failure(name, self._host, raised)
             results, payload = (), []
+        # Before the executor hears of it: what it sends then must not find the call under way.
+        self._unload_after(message.call)
         self._connection.send(Returned(message.call, results, failure), payload)
 
 
