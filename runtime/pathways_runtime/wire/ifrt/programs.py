@@ -57,8 +57,9 @@ def decode_compile(proto: Any) -> Compile | CompilePlugin | CompileFunction:
     if (named := _find_call_to_client(proto.program.data)) is not None:
         raise error(
             Code.UNIMPLEMENTED,
-            "the compiler, which is not in the client's process, cannot call the client's Python: "
-            f"not supported in programs is {_CALLS_TO_CLIENT[named]}",
+            "the compiler, which is not in the client's process, can call its Python functions only by way of the JAX "
+            "plugin of Slurm Pathways, which this client has not, or not for its version of jax. "
+            f"Therefore not supported in its programs is {_CALLS_TO_CLIENT[named]}",
         )
     try:
         wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)
