@@ -80,8 +80,9 @@ def preload(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     path = LIBRARY
     # The loader takes both for separators, and knows no quoting.
     if set(" :") & set(str(path)):
-        path = folder / LIBRARY.name
-        if not path.is_symlink():
+        path = folder.absolute() / LIBRARY.name
+        # Supervisors of one machine may share the folder.
+        with contextlib.suppress(FileExistsError):
             path.symlink_to(LIBRARY)
     before = environ.get(PRELOAD_VARIABLE)
     return {PRELOAD_VARIABLE: f"{path}:{before}" if before else str(path)}
