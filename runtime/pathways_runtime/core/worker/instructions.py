@@ -13,6 +13,10 @@ from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 from pathways_runtime.core.worker.launches import PendingLaunch
 
 
+#: Of a piece of which only the sender knows how many bytes it has.
+ANY_SIZE = -1
+
+
 class Instruction(msgspec.Struct, frozen=True):
     """Base of all instructions."""
 
@@ -123,7 +127,7 @@ class ExpectPiece(Instruction, frozen=True):
 
     Attributes:
         sender: the host that sends it.
-        num_bytes: its size.
+        num_bytes: its size, or ``ANY_SIZE``.
     """
 
     session: SessionId
