@@ -105,7 +105,6 @@ FILES: tuple[TestFile, ...] = (
     TestFile("nn", sample=60),
     TestFile("fft", sample=60),
     TestFile("shape_poly", sample=60),
-    TestFile("sparse_bcoo_bcsr", sample=60),
 )
 
 
