@@ -148,6 +148,7 @@ class Dispatcher:
         self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home)
         self.storage = Storage(core.name, self.post, self._answer_await, home)
         self._profiler = Profiler(core.name)
+        self._python: PythonProcesses | None = None
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
             CountLaunch: self._count_launch,
@@ -170,11 +171,16 @@ class Dispatcher:
 
     def serve_functions(self, processes: PythonProcesses) -> None:
         """Have calls of functions made by these."""
+        self._python = processes
         self._perform |= {
             MakeCall: processes.make_call,
             CountCall: processes.count,
             ForgetFunction: processes.forget,
         }
+
+    def python_processes(self) -> list[dict[str, Any]]:
+        """What they are doing, for a report."""
+        return [] if self._python is None else self._python.report()
 
     def feed(self, event: Event) -> None:
         """Take in an event and perform all that follows. May block in a launch: for the controller's stream only."""
@@ -274,7 +280,7 @@ class Dispatcher:
             is_alone_here = launch.program.spans_hosts and len(program.devices) == 1
             if is_alone_here:
                 self._keep_order(program.world.id)
-            values, token = program.launch(arguments, self._next_launch_id)
+            values, token, launched_s = program.launch(arguments, self._next_launch_id)
             if is_alone_here:
                 self._last_alone[program.world.id] = (threading.get_ident(), token)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
@@ -286,7 +292,7 @@ class Dispatcher:
         if usage is None:
             usage = program.usage = self.completions.program(program.name, program.scope)
         probe = values[0].array if values else None
-        self.completions.follow(launch, program.devices, token, probe, usage, program.last_launched_s)
+        self.completions.follow(launch, program.devices, token, probe, usage, launched_s)
         if program.last_launch_s >= _LONG_LAUNCH_S:
             # A thread may make one such launch after the other for as long as there is credit. Credit comes back before
             # it is used up only if the controller hears of them meanwhile.
