@@ -219,7 +219,9 @@ class _Run:
                 f"{self._spec.failure_grace_s:g} s"
             )
         name = self._runtime.describe_component(event.component)
-        self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
+        # With srun --pathways it may be on its node, whose task has shown the end of it.
+        quoted = f"\n{quote_log(log)}" if log.exists() else ""
+        self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}{quoted}")
 
 
 def is_vital(component: str) -> bool:

@@ -38,7 +38,7 @@ from slurm_pathways.launch.local import (
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
-from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, Invitation, LetterBox, Post
+from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, WORKER_ENDED_EVENT, Invitation, LetterBox, Post
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder
 from slurm_pathways.launch.steps import step_environment
@@ -170,6 +170,11 @@ class FirstTaskRuntime(LocalRuntime):
                 )
             case ComponentEvent(name=name, fields=fields) if name == TASK_FAILED_EVENT:
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
+            case ComponentEvent(component, name, fields) if name == WORKER_ENDED_EVENT:
+                # A start that fails for it fails with what its task has said, which knows the log.
+                if self._tell is not None:
+                    self._tell(ComponentEnded(component, fields["returncode"], was_asked=self._is_closing))
+                return
             case _:
                 pass
         super()._note(event)
@@ -256,7 +261,7 @@ class _WorkerTask:
         network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        components = Components(component_environment(self._environ), self._inbox.put)
+        components = Components(component_environment(self._environ), self._note)
         name = f"worker-{worker_id}"
         returncode = 0
         try:
@@ -286,6 +291,11 @@ class _WorkerTask:
             components.close(CLOSE_GRACE_S)
             folder.remove(keep_logs=self._spec.keep_logs)
         return returncode if returncode >= 0 else 128 - returncode
+
+    def _note(self, event: RuntimeEvent) -> None:
+        if isinstance(event, ComponentEnded):
+            self._box.tell_end(event.component, event.returncode)
+        self._inbox.put(event)
 
     def _end(self) -> None:
         self._is_asked.set()
