@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .conftest import RunChecks
+from running import RunChecks
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-
-from .conftest import RunChecks, assert_same
+from running import RunChecks, assert_same
 
 LIBRARIES = ("flax", "optax", "equinox", "chex", "grain", "orbax", "orbax_on_hosts")
 
