@@ -30,7 +30,7 @@ def main() -> None:
         started_s = time.monotonic()
         try:
             module = importlib.import_module(f"checks.{name}")
-        except ImportError:
+        except Exception:
             outcomes[name] = {"import": {"failed": traceback.format_exc()}}
             continue
         outcomes[name] = {}

@@ -9,10 +9,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checks import mesh
 
-# torchax 0.0.13 names overloads that torch 2.13 has not any more: they were for dimensions with names.
-for _packet, _overload in ((torch.ops.aten.prod, "dim_Dimname"), (torch.ops.aten.index_copy, "dimname")):
-    if _overload not in _packet.overloads():
-        setattr(_packet, _overload, f"{_packet}.{_overload}")
+_overload_of = torch._ops.OpOverloadPacket.__getattr__
+
+
+def _overload_or_name(packet: Any, name: str) -> Any:
+    """torchax 0.0.13 names overloads that torch 2.13 has not any more: they were for dimensions with names."""
+    try:
+        return _overload_of(packet, name)
+    except AttributeError:
+        if "dimname" in name.lower() or "names" in name:
+            return f"{packet}.{name}"
+        raise
+
+
+torch._ops.OpOverloadPacket.__getattr__ = _overload_or_name
 
 import torchax  # noqa: E402
 from torchax import interop  # noqa: E402
