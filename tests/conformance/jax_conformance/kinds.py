@@ -42,12 +42,6 @@ KINDS: tuple[Kind, ...] = (
         is_clients=True,
     ),
     Kind(
-        "colocated Python",
-        "CustomCallProgram are not supported",
-        "Functions that run on the hosts are not served.",
-        is_clients=False,
-    ),
-    Kind(
         "buffer protocol, dlpack",
         "Only local arrays are supported|__dlpack__|[Dd][Ll][Pp]ack",
         "JAX's client gives the memory of arrays of its own process only. Our plugin gives a copy: by DLPack, and as a "

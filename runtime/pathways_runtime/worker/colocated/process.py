@@ -45,8 +45,9 @@ START_TIMEOUT_S = 120.0
 _EXIT_TIMEOUT_S = 5.0
 _LOG_TAIL_LINES = 10
 
-#: Of the executor's environment: they are for its own JAX and its memory, or would act before the guard is there.
-_DROPPED_NAMES = frozenset({"XLA_FLAGS", "NPROC", "GLIBC_TUNABLES", "LD_PRELOAD"})
+#: Of the executor's environment: they are for its own JAX and its collectives. How its memory is had (GLIBC_TUNABLES) suits
+#: arrays there, too.
+_DROPPED_NAMES = frozenset({"XLA_FLAGS", "NPROC", "LD_PRELOAD"})
 
 #: Called with what a load ended with: None is success.
 OnLoaded = Callable[[Status | None], None]
