@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from slurm_pathways.client import jax_adapter, jax_arrays, jax_functions, jax_partitioning, jax_programs, profiling
+from slurm_pathways.client import (
+    jax_adapter,
+    jax_arrays,
+    jax_functions,
+    jax_partitioning,
+    jax_platforms,
+    jax_programs,
+    profiling,
+)
 from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
 
@@ -63,6 +71,7 @@ def _move_arrays() -> None:
 _PARTS: dict[Callable[[], None], str] = {
     _prepare_programs: "programs with callbacks (jax.debug.print, jax.pure_callback, io_callback) do not run",
     jax_partitioning.remember_inspectors: "programs with jax.debug.inspect_array_sharding do not run",
+    jax_platforms.know_by_platform: "programs for GPUs cannot have callbacks",
     _move_arrays: "jax.device_put from one sharding to another goes through the memory of the program instead of from "
     "worker to worker",
     jax_programs.estimate_costs_here: "Lowered.cost_analysis does not work",
