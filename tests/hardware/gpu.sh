@@ -30,6 +30,7 @@ while [ $# -gt 0 ]; do
 done
 case $platform in cuda | cpu) ;; *) fail "--platform $platform: allowed are cuda and cpu" ;; esac
 case $cuda in 12 | 13) ;; *) fail "--cuda $cuda: allowed are 12 and 13" ;; esac
+case $output in '' | /*) ;; *) output=$PWD/$output ;; esac
 
 if [ -z "$python" ]; then
     venv=$project/.venv-gpu

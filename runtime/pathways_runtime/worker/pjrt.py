@@ -183,6 +183,23 @@ def describe_tpu(topology: str, num_slices: int) -> Client:
     return description.devices[0].client
 
 
+def describe_gpus(description: str, num_slices: int, num_hosts: int, devices_per_host: int) -> Client:
+    """The same of XLA's compiler for GPUs.
+
+    Args:
+        description: ``GpuTargetConfigProto`` as text.
+        num_hosts: of each slice.
+
+    Raises:
+        PjrtError: there is no such compiler here, or it does not take the description.
+    """
+    from jax.experimental import topologies
+
+    shape = f"{num_slices}x{num_hosts}x{devices_per_host}"
+    described = topologies.get_topology_desc("", gpu.PLATFORM, topology=shape, target_config=description)
+    return described.devices[0].client
+
+
 def describe_platform(platform: str) -> tuple[str, str]:
     """(platform version, device kind). Makes a client of its own for a moment where that is cheap."""
     if platform != "cpu":
@@ -213,7 +230,8 @@ def describe_hardware(devices: Sequence[Device]) -> str:
     places = [
         f"{numbers[_slice_index(device)]}:{list(device.coords)}/{device.core_on_chip}"
         for device in devices
-        if hasattr(device, "coords")
+        # GPUs have coordinates at some jaxlibs, which say nothing that code depends on.
+        if device.platform == "tpu"
     ]
     return "\n".join([*kinds, *places])
 
