@@ -3,6 +3,8 @@
 # make lint    the first three of these
 # make test-matrix    tests that another jax or Python may break, on every version of slurm_pathways/supported.py
 # make test-tpu-compile    programs compiled for TPU by libtpu (500 MB, in .venv-tpu), on any machine
+# make test-gpu-compile    programs compiled for GPUs by XLA (1 GB, in .venv-gpu-compile), on any machine
+# make test-libraries    large libraries, PyTorch among them, against plain JAX (docs/libraries.md); minutes, and gigabytes
 # make bench   the benchmarks (quiet machine, minutes)
 # make clean   remove what these made
 #
@@ -21,7 +23,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := $(shell sha256sum pyproject.toml | cut -c 1-16)
 SOURCES := $(shell find slurm_pathways runtime sbatch_templates -type f -not -path '*/__pycache__/*' -not -name '*.pyc')
 
-.PHONY: help demo compiler packages test test-matrix test-tpu-compile tpu-tests lint bench clean wheel always
+.PHONY: help demo compiler packages test test-matrix test-libraries test-tpu-compile tpu-tests test-gpu-compile gpu-tests lint bench clean wheel always
 # The compiler comes before the wheel.
 .NOTPARALLEL:
 
@@ -82,15 +84,24 @@ test: compiler lint packages
 test-matrix: $(STAMPS)/wheel
 	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
 
-# In a virtual environment of its own, so that others do without libtpu.
+# In virtual environments of their own, so that others do without these compilers.
 test-tpu-compile:
 	$(MAKE) VENV=$(VENV)-tpu tpu-tests
 
 tpu-tests: $(STAMPS)/installed-test-tpu-$(DEPENDENCIES)
 	$(VENV)/bin/pytest tests/tpu_compile $(PYTEST_ARGS)
 
+test-gpu-compile:
+	$(MAKE) VENV=$(VENV)-gpu-compile gpu-tests
+
+gpu-tests: $(STAMPS)/installed-test-gpu-$(DEPENDENCIES)
+	$(VENV)/bin/pytest tests/gpu_compile $(PYTEST_ARGS)
+
+test-libraries: $(STAMPS)/installed-libraries-heavy-$(DEPENDENCIES)
+	$(VENV)/bin/pytest tests/libraries tests/libraries/heavy $(PYTEST_ARGS)
+
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-tpu build dist slurm_pathways.egg-info runtime/pathways_runtime/worker/_private_sockets.abi3.so
+	rm -rf $(VENV) $(VENV)-tpu $(VENV)-gpu-compile .venv-gpu build dist slurm_pathways.egg-info runtime/pathways_runtime/worker/_private_sockets.abi3.so

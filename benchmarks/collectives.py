@@ -17,6 +17,7 @@ from benchmarks.measure import (
 )
 from benchmarks.plain_multiprocess import run_on_processes
 from benchmarks.sleep_program import sleep, with_sleep
+from pathways_runtime.worker.private_sockets import PLAIN_VARIABLE
 
 #: A chain is as good as plain JAX's when it runs at this part of its speed.
 BREAK_EVEN_RATIO = 0.95
@@ -55,6 +56,31 @@ def chain_of_psums(num_calls: int = 200, repeats: int = 5) -> Figures:
     value = np.asarray(x.addressable_shards[0].data)
     assert (value == done + 1).all(), f"{done} calls gave {value}"
     return {"calls_per_s": num_calls / duration_s}
+
+
+@workload
+def all_reduces(num_bytes: int = 64 << 20, repeats: int = 15) -> Figures:
+    """Sums of so many bytes of each device over all devices, and of 64 bytes, each waited for; seconds."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    devices = jax.devices()
+    mesh = Mesh(np.array(devices), ("x",))
+    place = NamedSharding(mesh, P("x"))
+    total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+
+    def duration_s(size: int, repeats: int) -> float:
+        row = np.arange(size // 4, dtype=np.float32) % 1000
+        x = jax.make_array_from_callback((len(devices), row.size), place, lambda index: row[None] + index[0].start)
+        taken_s = median_of(repeats, lambda: seconds(lambda: jax.block_until_ready(total(x))))
+        value = np.asarray(total(x).addressable_shards[0].data)[0]
+        right = len(devices) * row + sum(range(len(devices)))
+        assert (value == right).all(), f"the sum of {size} bytes is wrong"
+        return taken_s
+
+    return {"large_s": duration_s(num_bytes, repeats), "small_s": duration_s(64, 20 * repeats)}
 
 
 @workload
@@ -103,6 +129,29 @@ def psum_across_slices() -> Iterator[Row]:
         at_least=80,
         aim=100,
         remarks=f"{ours:.0f} calls/s, plain {plain:.0f}",
+    )
+
+
+@rows(12)
+def all_reduce_on_one_machine() -> Iterator[Row]:
+    """Executors of one machine compute together through Unix sockets; without the library, gloo makes TCP of it."""
+    measured = {}
+    for name, environ in (("sockets", {}), ("tcp", {PLAIN_VARIABLE: "1"})):
+        with local_runtime(1, 4, 1, environ=environ) as runtime:
+            measured[name] = run_workload("all_reduces", runtime.environment())
+    yield all_reduce_row("4 hosts of one machine, through Unix sockets", measured["sockets"], measured["tcp"])
+
+
+def all_reduce_row(where: str, ours: Figures, plain: Figures, also: tuple[Figure, ...] = (), remarks: str = "") -> Row:
+    """A row of ``all_reduces``, beside what gloo's own TCP gives."""
+    small = f"64 bytes: {1e3 * ours['small_s']:.2f} ms, gloo's TCP {1e3 * plain['small_s']:.2f}"
+    return Row(
+        f"all-reduce of 64 MiB a device, {where}",
+        "ms",
+        1e3 * ours["large_s"],
+        smaller_is_better=True,
+        compared=(Figure("gloo's plain TCP", 1e3 * plain["large_s"]), *also),
+        remarks=f"{small}{remarks}",
     )
 
 

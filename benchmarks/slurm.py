@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.collectives import all_reduce_row
 from benchmarks.measure import (
     PROJECT,
     Figure,
@@ -32,6 +33,7 @@ from benchmarks.measure import (
     workload,
     workload_command,
 )
+from pathways_runtime.worker.private_sockets import PLAIN_VARIABLE
 
 _COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 #: Says when it has seen the devices, on a clock that all processes of the machine share.
@@ -291,3 +293,20 @@ def slurm_data_plane() -> Iterator[Row]:
         aim=2,
         compared=(Figure("authenticated, not encrypted", measured["none"] / 1e9),),
     )
+
+
+@rows(25)
+def slurm_collectives() -> Iterator[Row]:
+    """Between nodes collectives go through tunnels of the data plane; without the library, gloo connects by itself."""
+    measured: dict[str, Figures] = {}
+    with _sandbox(2) as sandbox:
+        for name, environ, encryption in (
+            ("plain", [f"{PLAIN_VARIABLE}=1"], "tls"),
+            ("none", [], "none"),
+            ("tls", [], "tls"),
+        ):
+            command = [*_run_command(2, "--data-plane-encryption", encryption), *workload_command("all_reduces")]
+            said = _on_login(sandbox, ["env", *environ, "salloc", "--quiet", "--exclusive", "--nodes=2", *command])
+            measured[name] = json.loads(said.splitlines()[-1])
+    also = Figure("authenticated, not encrypted", 1e3 * measured["none"]["large_s"])
+    yield all_reduce_row("Slurm: 2 nodes, encrypted", measured["tls"], measured["plain"], (also,))

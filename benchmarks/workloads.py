@@ -3,11 +3,22 @@
 import json
 import sys
 
-from benchmarks import collectives, dispatch, memory, simulation, slurm, startup, transfers
+from benchmarks import (
+    callbacks,
+    checkpoints,
+    collectives,
+    colocated,
+    dispatch,
+    memory,
+    simulation,
+    slurm,
+    startup,
+    transfers,
+)
 from benchmarks.measure import WORKLOADS
 
 #: Importing a topic registers its workloads.
-TOPICS = (dispatch, collectives, transfers, startup, memory, simulation, slurm)
+TOPICS = (dispatch, callbacks, colocated, checkpoints, collectives, transfers, startup, memory, simulation, slurm)
 
 if __name__ == "__main__":
     name, arguments = sys.argv[1], json.loads(sys.argv[2])

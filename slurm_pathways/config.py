@@ -41,7 +41,8 @@ OTHER_VARIABLES: dict[str, str] = {
 #: Variables of the project's own tests, which slow processes down at chosen places.
 TEST_VARIABLE_PREFIX = "SLURM_PATHWAYS_TEST_"
 
-PLATFORMS = ("cpu",)
+CUDA = "cuda"
+PLATFORMS = ("cpu", CUDA)
 #: What decides which nodes stand together; the first: their order in the allocation.
 SLICINGS = ("order", "topology", "feature", "gres")
 ENCRYPTIONS = ("tls", "none")
@@ -234,7 +235,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("num_slices", "slices", Kind.COUNT, "Slices: groups of hosts with one fast interconnect.", 1, MAX_HOSTS),
     Setting("hosts_per_slice", "hosts_per_slice", Kind.COUNT, "Hosts in each slice.", 1, MAX_HOSTS),
     Setting("devices_per_host", "devices_per_host", Kind.COUNT, "Devices on each host.", 1, MAX_DEVICES_PER_HOST),
-    Setting("platform", "platform", Kind.CHOICE, "What the devices are.", choices=PLATFORMS),
+    Setting("platform", "platform", Kind.CHOICE, "What the devices are: `cuda` for NVIDIA GPUs.", choices=PLATFORMS),
     Setting(
         "num_spares",
         "spares",

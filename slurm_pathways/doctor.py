@@ -5,12 +5,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import psutil
 
+from pathways_runtime.worker import private_sockets
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.placement import find_allocation
@@ -85,6 +87,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         check_shared_memory(shares_memory(), psutil.virtual_memory().available, _named_shared_memory_bytes()),
         check_open_files(open_files_limit()),
         _check_runs_root(environ),
+        check_collectives(environ),
         *check_environment(environ),
         *check_slurm(environ),
         *(_check_optional(name, purpose) for name, purpose in _OPTIONAL_PACKAGES.items()),
@@ -166,6 +169,19 @@ def _check_runs_root(environ: Mapping[str, str]) -> Finding:
     except ConfigurationError as failure:
         return Finding("folder of runs", Level.ERROR, str(failure), "set SLURM_PATHWAYS_RUNS to a short path of yours")
     return Finding("folder of runs", Level.OK, str(root))
+
+
+def check_collectives(environ: Mapping[str, str]) -> Finding:
+    """Whether CPU devices of several hosts compute together by ways that nobody else can take."""
+    subject = "CPU collectives"
+    try:
+        reason = private_sockets.try_preloading(environ)
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        reason = f"it cannot be tried: {failure}"
+    if not reason:
+        return Finding(subject, Level.OK, "by Unix sockets, and as other data between machines")
+    remedy = "install a C compiler (gcc, libc6-dev) and slurm-pathways again, or read docs/security.md"
+    return Finding(subject, Level.WARNING, f"plain TCP: {reason}", remedy)
 
 
 def check_environment(environ: Mapping[str, str]) -> list[Finding]:

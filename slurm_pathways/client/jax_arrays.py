@@ -38,7 +38,11 @@ def serve_copies() -> None:
     except (ImportError, AttributeError) as error:
         raise PrivateNamesChangedError(str(error)) from error
     for name, replacement, original in replacements:
-        if not hasattr(original, "_slurm_pathways_original"):
+        if hasattr(original.fget if isinstance(original, property) else original, "_slurm_pathways_original"):
+            continue
+        if name == "__cuda_array_interface__":
+            setattr(ArrayImpl, name, property(_for_ours(replacement, original.__get__)))
+        else:
             setattr(ArrayImpl, name, _for_ours(replacement, original))
 
 
@@ -95,9 +99,15 @@ def _on_device_size_in_bytes(array: Any) -> int:
     return int(math.prod(shard) * np.dtype(array.dtype).itemsize * len(array.sharding._internal_device_list))
 
 
+def _cuda_array_interface(array: Any) -> Any:
+    # What looks for it must find that it is not there; jaxlib's client fails in another way.
+    raise AttributeError("__cuda_array_interface__ is only defined for GPU buffers of the program's own process.")
+
+
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "__dlpack__": _dlpack,
     "__dlpack_device__": _dlpack_device,
     "__buffer__": _buffer,
+    "__cuda_array_interface__": _cuda_array_interface,
     "on_device_size_in_bytes": _on_device_size_in_bytes,
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pathways_runtime.wire.callbacks import ATTRIBUTE, Functions, callbacks_attribute
+from slurm_pathways.client import jax_partitioning
 from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy, own_cpu_device
 
 #: Marks what was replaced already, so that a second call changes nothing.
@@ -35,7 +36,7 @@ TakeCallbacks = Callable[[Sequence[HostCallback]], TakenCallbacks]
 
 
 def prepare_programs(take: TakeCallbacks) -> None:
-    """Let programs for the proxy have callbacks and tokens. Again does nothing.
+    """Let programs for the proxy have callbacks and tokens, and functions that the compiler asks. Again does nothing.
 
     JAX lowers callbacks as for the platform that the devices say they are of: to custom calls with an index into a list
     of functions, which it hands to jaxlib with the module. The proxy's client refuses such a list. In the place of it,
@@ -55,13 +56,22 @@ def prepare_programs(take: TakeCallbacks) -> None:
     if hasattr(original, _MARK):
         return
 
+    def take_one(function: HostCallback) -> tuple[str, int, Callable[[], None]]:
+        taken = take([function])
+        return taken.functions.client, taken.functions.numbers[0], taken.forget
+
     def backend_compile_and_load(
         backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any
     ) -> Any:
-        if not is_proxy(backend) or not (host_callbacks or _has_tokens(module)):
+        if not is_proxy(backend):
             return original(backend, module, executable_devices, options, host_callbacks)
+        is_asked = jax_partitioning.asks(module)
+        if not (host_callbacks or is_asked or _has_tokens(module)):
+            return original(backend, module, executable_devices, options, ())
         must_give = bool(host_callbacks) and not _main(module).type.results
         module = _without_tokens(module, must_give)
+        if is_asked:
+            jax_partitioning.name_functions(module, take_one)
         if not host_callbacks:
             return original(backend, module, executable_devices, options, ())
         if must_give:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from slurm_pathways.client import jax_adapter, jax_arrays, jax_programs, profiling
+from slurm_pathways.client import (
+    jax_adapter,
+    jax_arrays,
+    jax_functions,
+    jax_partitioning,
+    jax_platforms,
+    jax_programs,
+    profiling,
+)
 from slurm_pathways.client.connection import TARGET_VARIABLE, allow_plaintext, explain_failure, read_settings
 from slurm_pathways.client.resharding import Resharder
 
@@ -44,6 +52,17 @@ def _prepare_programs() -> None:
     jax_programs.prepare_programs(_take_callbacks)
 
 
+def _say_where_functions_come_from() -> None:
+    jax_functions.replace_pickles(_with_origin)
+
+
+def _with_origin(pickled: bytes) -> bytes:
+    # Most programs have none, and need not wait for the import.
+    from slurm_pathways.client.functions import with_this_origin
+
+    return with_this_origin(pickled)
+
+
 def _move_arrays() -> None:
     Resharder(jax_adapter.load()).install()
 
@@ -51,10 +70,13 @@ def _move_arrays() -> None:
 #: What is put into JAX, and what does not work without it.
 _PARTS: dict[Callable[[], None], str] = {
     _prepare_programs: "programs with callbacks (jax.debug.print, jax.pure_callback, io_callback) do not run",
+    jax_partitioning.remember_inspectors: "programs with jax.debug.inspect_array_sharding do not run",
+    jax_platforms.know_by_platform: "programs for GPUs cannot have callbacks",
     _move_arrays: "jax.device_put from one sharding to another goes through the memory of the program instead of from "
     "worker to worker",
     jax_programs.estimate_costs_here: "Lowered.cost_analysis does not work",
     profiling.install: "traces of jax.profiler are of the program alone, not of the hosts",
+    _say_where_functions_come_from: "functions of colocated Python run in hosts of any version, and may fail there",
     jax_arrays.serve_copies: "arrays cannot be given to other libraries by DLPack; numpy.asarray works",
 }
 

@@ -114,7 +114,10 @@ class Resharder:
             same = self._jax.holds_the_same(array.sharding, sharding, len(array.shape))
         except NotImplementedError:  # a sharding that cannot be said in HLO: JAX compares indices
             return Way.JAX
-        return Way.JAX if same else Way.SERVER
+        if same:
+            return Way.JAX
+        # Strings (numpy's kind T) are cut where their values are.
+        return Way.VALUES if array.dtype.kind == "T" else Way.SERVER
 
     def reorder(self, original: Callable[..., Any], array: Any, sharding: Any, copy_semantics: Any) -> Any:
         """``_different_device_order_reshard``: the same devices in another order."""

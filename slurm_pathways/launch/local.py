@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from pathways_runtime.transport.lifeline import Child, spawn
-from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.config import CUDA, RuntimeSpec
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import (
@@ -279,6 +279,8 @@ class LocalRuntime:
                 cache=cache,
                 run_dir=self.folder.path,
                 log_dir=self.folder.logs,
+                # Hosts of one machine share its GPUs out.
+                first_device=worker_id * self.spec.devices_per_host,
             ),
             *self._extra_worker_arguments(worker_id),
         )
@@ -567,8 +569,9 @@ def worker_arguments(
     cache: Path | str,
     run_dir: Path | str,
     log_dir: Path | str,
+    first_device: int = 0,
 ) -> tuple[object, ...]:
-    """A supervisor's command line."""
+    """A supervisor's command line. ``first_device``: of those that it may use, where hosts share a machine."""
     return (
         *("--controller", controller_address),
         *("--worker-id", worker_id),
@@ -579,6 +582,7 @@ def worker_arguments(
         *("--run-dir", run_dir),
         *("--log-dir", log_dir),
         *("--data-plane-encryption", spec.data_plane_encryption),
+        *(("--first-device", first_device) if spec.platform == CUDA else ()),
         *(("--force-sockets",) if spec.force_sockets else ()),
     )
 

@@ -3,7 +3,8 @@
 It is a step of its own over all other nodes. Its tasks read what the first task says from their standard input and put
 it into a *letter box*, a private folder of the node, which they remove when the first task is gone. When the first task
 ends before it could invite the others, a post tells them that: nobody waits for a word that will not come. A task that
-cannot take part says so into the letter box, and the post brings that back on its standard output.
+cannot take part, or whose worker has ended, says so into the letter box, and the post brings that back on its standard
+output. At the end of the run it waits a little for that.
 """
 
 import contextlib
@@ -33,13 +34,17 @@ POST = "post"
 STEP_NAME = STEP_PREFIX + POST
 #: From the post: another task cannot take part; ``reason`` says which and why.
 TASK_FAILED_EVENT = "task_failed"
+#: The same: ``component``, which is another task's, has ended with ``returncode``.
+WORKER_ENDED_EVENT = "worker_ended"
+#: From the end of the first task's word to that of a worker's end; below what the first task gives the post.
+OVER_TIMEOUT_S = 3.0
 #: For the post to start; half of it for the other tasks to have started, and to have taken notice of the end.
 DISMISS_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.02
 #: In a letter box: what the first task says, and a pipe for what others say.
 _LETTER, _ANSWERS = "letter", "answers"
-#: Of an answer: so much a pipe takes at once or not at all.
-_MAX_ANSWER_BYTES = 4096
+#: Characters of a reason; the fewer, of six bytes at most, where the others are more than a pipe takes at once.
+_MAX_REASON, _SURE_REASON = 3000, 600
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -56,6 +61,19 @@ class Invitation(msgspec.Struct, frozen=True):
     controller_address: str = ""
     credentials: str = ""
     place: Place | None = None
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """A task's answer: it cannot take part."""
+
+    reason: str
+
+
+class WorkerEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """A task's last answer."""
+
+    component: str
+    returncode: int
 
 
 class Post:
@@ -144,13 +162,30 @@ class LetterBox:
 
     def decline(self, reason: str) -> None:
         """Tell the first task that this one cannot take part. Nothing is told where the post has gone."""
+        for limit in (_MAX_REASON, _SURE_REASON):
+            if self._answer(TaskFailed(reason[:limit])):
+                return
+
+    def tell_end(self, component: str, returncode: int) -> None:
+        """Tell the first task that this one's worker has ended; see ``decline``."""
+        self._answer(WorkerEnded(component, returncode))
+
+    def _answer(self, answer: "TaskFailed | WorkerEnded") -> bool:
+        """False: it is too long."""
+        line = msgspec.json.encode(answer) + b"\n"
+        if len(line) > select.PIPE_BUF:
+            return False
         for answers in self.root.glob(f"{self.prefix}*/{_ANSWERS}"):
             with contextlib.suppress(OSError):
                 fd = os.open(answers, os.O_WRONLY | os.O_NONBLOCK)
                 try:
-                    os.write(fd, reason.encode()[:_MAX_ANSWER_BYTES])
+                    os.write(fd, line)
                 finally:
                     os.close(fd)
+        return True
+
+
+_ANSWERS_DECODER: "msgspec.json.Decoder[TaskFailed | WorkerEnded]" = msgspec.json.Decoder(TaskFailed | WorkerEnded)
 
 
 class _Carrier:
@@ -168,24 +203,43 @@ class _Carrier:
         self._answers_fd = os.open(answers, os.O_RDWR | os.O_NONBLOCK)
 
     def deliver(self, input_fd: int, events: EventWriter) -> None:
-        """Put what comes into the letter box, and pass on what is answered, until the end of file or a signal."""
+        """Put what comes into the letter box, and pass on what is answered.
+
+        Until a signal, or the end of file and the worker that is there has ended too.
+        """
         wake_read, wake_write = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: os.write(wake_write, b"x"))
         poll = select.poll()
         for fd in (input_fd, wake_read, self._answers_fd):
             poll.register(fd, select.POLLIN)
-        text = b""
-        while wake_read not in (ready := dict(poll.poll())):
+        text, answered = b"", b""
+        has_worker = False
+        deadline_s: float | None = None
+        while True:
+            timeout_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1e3
+            ready = dict(poll.poll(timeout_ms))
+            if not ready or wake_read in ready:
+                return
             if self._answers_fd in ready:
-                reason = os.read(self._answers_fd, _MAX_ANSWER_BYTES).decode(errors="replace")
-                events.write(TASK_FAILED_EVENT, reason=reason)
+                *whole, answered = (answered + os.read(self._answers_fd, 1 << 16)).split(b"\n")
+                for answer in map(_ANSWERS_DECODER.decode, whole):
+                    has_worker = False
+                    match answer:
+                        case TaskFailed(reason):
+                            events.write(TASK_FAILED_EVENT, reason=reason)
+                        case WorkerEnded(component, returncode):
+                            events.write(WORKER_ENDED_EVENT, component=component, returncode=returncode)
             if input_fd in ready:
                 chunk = os.read(input_fd, 1 << 16)
-                if not chunk:
-                    return
                 text += chunk
-                if text.endswith(b"\n"):
+                if not chunk:
+                    poll.unregister(input_fd)
+                    deadline_s = time.monotonic() + OVER_TIMEOUT_S
+                elif text.endswith(b"\n"):
                     self._put(text)
+                    has_worker = True
+            if deadline_s is not None and not has_worker:
+                return
 
     def dismiss(self) -> None:
         """Say farewell; returns when the task here has taken notice."""

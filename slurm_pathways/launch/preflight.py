@@ -3,9 +3,11 @@
 import os
 import resource
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_pathways.config import ConfigurationError, RuntimeSpec
+from pathways_runtime.worker import gpu
+from slurm_pathways.config import CUDA, ConfigurationError, RuntimeSpec
 
 #: Each host's processes hold sockets to all others, files and pipes.
 _OPEN_FILES_BASE = 256
@@ -48,6 +50,21 @@ def check_machine(spec: RuntimeSpec) -> None:
         raise ConfigurationError("this system gives no memory to share (memfd_create fails): use --force-sockets")
     if spec.compile_cache_dir is not None:
         check_writable(spec.compile_cache_dir, "the compile cache")
+
+
+def check_devices(spec: RuntimeSpec, environ: Mapping[str, str]) -> None:
+    """Refuse a run whose hosts are all this machine, and which has too few GPUs for them.
+
+    Raises:
+        ConfigurationError: how many are needed, how many there are, and what to do.
+    """
+    if spec.platform != CUDA:
+        return
+    num_devices = spec.num_hosts * spec.devices_per_host
+    if (shortage := gpu.missing(environ, num_devices)) is not None:
+        raise ConfigurationError(
+            f"--platform {CUDA}: {shortage}. Ask for fewer slices, hosts or devices, or give another platform"
+        )
 
 
 def check_writable(folder: Path, what: str) -> None:

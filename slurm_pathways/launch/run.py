@@ -13,7 +13,7 @@ from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_news
-from slurm_pathways.launch.preflight import check_machine
+from slurm_pathways.launch.preflight import check_devices, check_machine
 from slurm_pathways.launch.program import (
     Program,
     ProgramEnded,
@@ -55,6 +55,7 @@ def run_local(
     Raises:
         ConfigurationError: what was asked for cannot be; nothing has been started.
     """
+    check_devices(spec, environ)
     return run_with(
         lambda on_event: LocalRuntime(spec, on_event=on_event, environ=environ, modules=modules),
         spec,
@@ -219,7 +220,9 @@ class _Run:
                 f"{self._spec.failure_grace_s:g} s"
             )
         name = self._runtime.describe_component(event.component)
-        self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}\n{quote_log(log)}")
+        # With srun --pathways it may be on its node, whose task has shown the end of it.
+        quoted = f"\n{quote_log(log)}" if log.exists() else ""
+        self._progress.line(f"{name} {describe_end(event.returncode)}{consequence}{quoted}")
 
 
 def is_vital(component: str) -> bool:

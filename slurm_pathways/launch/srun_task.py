@@ -20,6 +20,7 @@ from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
+    ComponentEnded,
     ComponentEvent,
     Components,
     RuntimeEvent,
@@ -38,7 +39,7 @@ from slurm_pathways.launch.local import (
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
-from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, Invitation, LetterBox, Post
+from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, WORKER_ENDED_EVENT, Invitation, LetterBox, Post
 from slurm_pathways.launch.restarts import Restarts, describe_restart
 from slurm_pathways.launch.run import RUN_FAILED, run_with
 from slurm_pathways.launch.run_folder import RunFolder
@@ -171,6 +172,11 @@ class FirstTaskRuntime(LocalRuntime):
                 )
             case ComponentEvent(name=name, fields=fields) if name == TASK_FAILED_EVENT:
                 event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
+            case ComponentEvent(component, name, fields) if name == WORKER_ENDED_EVENT:
+                # A start that fails for it fails with what its task has said, which knows the log.
+                if self._tell is not None:
+                    self._tell(ComponentEnded(component, fields["returncode"], was_asked=self._is_closing))
+                return
             case _:
                 pass
         super()._note(event)
@@ -257,7 +263,7 @@ class _WorkerTask:
         network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        components = Components(component_environment(self._environ), self._inbox.put)
+        components = Components(component_environment(self._environ), self._note)
         # It ends with its supervisor, which ends with the controller.
         restarts = Restarts(must_register=True)
         name = f"worker-{worker_id}"
@@ -294,6 +300,11 @@ class _WorkerTask:
             components.close(CLOSE_GRACE_S)
             folder.remove(keep_logs=self._spec.keep_logs)
         return returncode if returncode >= 0 else 128 - returncode
+
+    def _note(self, event: RuntimeEvent) -> None:
+        if isinstance(event, ComponentEnded):
+            self._box.tell_end(event.component, event.returncode)
+        self._inbox.put(event)
 
     def _end(self) -> None:
         self._is_asked.set()

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.resources
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ SUBMIT_TIMEOUT_S = 120.0
 MIN_POLL_S, MAX_POLL_S = 0.5, 30.0
 #: A slurmctld that is away for longer is not waited for: whoever restarts it is asleep.
 AWAY_TIMEOUT_S = 3600.0
+#: In place of tasks that Slurm did not name.
+_CUT_SHORT = "…"
 #: Accounting lags behind slurmctld by seconds.
 ACCOUNTING_TIMEOUT_S = 60.0
 
@@ -191,14 +193,21 @@ def wait(
     """
     begun_s = heard_s = now_s()
     is_forgotten = has_complained = False
-    # Tasks of a job array are forgotten one by one.
+    # Tasks of a job array are forgotten one by one, perhaps before they were seen to end.
+    seen: set[str] = set()
     ended: dict[str, Outcome] = {}
     while True:
         try:
             outcomes = None if is_forgotten else slurm.outcomes(job_id)
+            if outcomes is not None:
+                seen |= _jobs(outcomes)
+                ended |= {job: one for one in outcomes if one.is_ended for job in one.jobs or (one.job,)}
+                if all(one.is_ended for one in outcomes) and seen - ended.keys():
+                    outcomes = None
             if outcomes is None:
                 is_forgotten = True
-                outcomes = _accounted(job_id, slurm)
+                outcomes = _accounted(job_id, slurm, seen)
+                ended |= {one.job: one for one in outcomes}
         except (CommandError, ValueError) as failure:
             patience_s = ACCOUNTING_TIMEOUT_S if is_forgotten else AWAY_TIMEOUT_S
             if now_s() - heard_s >= patience_s:
@@ -209,16 +218,20 @@ def wait(
                 has_complained = True
         else:
             heard_s, has_complained = now_s(), False
-            ended |= {one.job: one for one in outcomes if one.is_ended}
             if all(one.is_ended for one in outcomes):
                 return _report(outcome.worst(list(ended.values())), say)
         sleep(min(MAX_POLL_S, max(MIN_POLL_S, (now_s() - begun_s) / 10)))
 
 
-def _accounted(job_id: int, slurm: Slurm) -> tuple[Outcome, ...]:
-    """What accounting has of a job that slurmctld has forgotten."""
+def _jobs(outcomes: Sequence[Outcome]) -> set[str]:
+    """One by one; of a list that was cut short only that there is one, so that accounting is asked."""
+    return {job for one in outcomes for job in one.jobs or (_CUT_SHORT,)}
+
+
+def _accounted(job_id: int, slurm: Slurm, seen: Set[str]) -> tuple[Outcome, ...]:
+    """What accounting has of a job of which slurmctld has forgotten all or some tasks."""
     outcomes = outcome.from_accounting(slurm.records(job_id), job_id)
-    if not outcomes or not all(one.is_ended for one in outcomes):
+    if not outcomes or not all(one.is_ended for one in outcomes) or seen - _jobs(outcomes) - {_CUT_SHORT}:
         raise CommandError("slurmctld has forgotten it, and accounting (sacct) does not have its end yet")
     return outcomes
 

@@ -1,6 +1,7 @@
 """How batch jobs end, as exit codes and in words. Pure: what scontrol or sacct print in, values out."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_pathways.slurm.accounting import Record
@@ -15,6 +16,9 @@ NOT_THE_PROGRAMS = 125
 CANCELLED = 128 + 15
 #: As if by the SIGKILL of the kernel.
 OUT_OF_MEMORY = 128 + 9
+
+#: Part of a list of tasks: ``3``, ``3-7``, ``3-7:2``.
+_TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
 #: Of states whose exit status is not the script's: the exit code, and what to say.
 _CODES = {
@@ -33,7 +37,7 @@ class Outcome:
     """How a job, or a task of a job array, stands.
 
     Attributes:
-        job: its id, as Slurm's commands take it.
+        job: its id, as Slurm's commands take it: ``9``, of a task of a job array ``9_3``, of several ``9_[4-7,9%2]``.
         state: the base word, as in ``states.ENDED``.
         exit_status: of its script; meaningful once it has ended by itself.
         output: the file with its output; None where Slurm does not say.
@@ -43,6 +47,21 @@ class Outcome:
     state: str
     exit_status: ExitStatus
     output: str | None = None
+
+    @property
+    def jobs(self) -> frozenset[str] | None:
+        """The ids of all that it is about, one by one; None where Slurm has cut the list of tasks short."""
+        array, _, tasks = self.job.partition("_[")
+        if not tasks:
+            return frozenset((self.job,))
+        numbers: set[int] = set()
+        for part in tasks.rstrip("]").partition("%")[0].split(","):
+            found = _TASKS.fullmatch(part)
+            if found is None:
+                return None
+            first = int(found[1])
+            numbers.update(range(first, int(found[2] or first) + 1, int(found[3] or 1)))
+        return frozenset(f"{array}_{number}" for number in numbers)
 
     @property
     def is_ended(self) -> bool:
@@ -72,7 +91,7 @@ def from_scontrol(text: str) -> tuple[Outcome, ...]:
     for record in parse_scontrol(text):
         try:
             outcome = Outcome(
-                job=record["JobId"],
+                job=_id_of(record),
                 state=record["JobState"],
                 exit_status=ExitStatus.parse(record["ExitCode"]),
                 output=record.get("StdOut"),
@@ -81,6 +100,14 @@ def from_scontrol(text: str) -> tuple[Outcome, ...]:
             raise ValueError(f"this is not what scontrol show job prints: {failure} is missing") from failure
         outcomes.append(outcome)
     return tuple(outcomes)
+
+
+def _id_of(record: Mapping[str, str]) -> str:
+    # Of an array, a task that has been started has a JobId of its own besides.
+    tasks = record.get("ArrayTaskId")
+    if tasks is None or tasks == "N/A":
+        return record["JobId"]
+    return f"{record['ArrayJobId']}_{tasks}" if tasks.isdigit() else f"{record['ArrayJobId']}_[{tasks}]"
 
 
 def from_accounting(records: Sequence[Record], job_id: int) -> tuple[Outcome, ...]:

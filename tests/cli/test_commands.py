@@ -38,6 +38,7 @@ def test_version_and_help() -> None:
         (["--local", "-q", "-v", "--", "true"], "-q and -v exclude each other"),
         (["--local", "--compile-cache", "/proc/no", "--", "true"], "the compile cache /proc/no cannot be written"),
         (["--local", "--run-dir", "/proc/no", "--", "true"], "the folder /proc/no cannot be made"),
+        (["--local", "--platform", "cuda", "--slices", "64", "--", "true"], "--platform cuda: 64 GPUs are needed, and"),
     ],
 )
 def test_wrong_use_is_said_before_anything_starts(runs_root: Path, arguments: list[str], words: str) -> None:

@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from pathways_runtime.worker import private_sockets
 from slurm_pathways.doctor import (
     Level,
     as_json,
     as_text,
+    check_collectives,
     check_environment,
     check_jax,
     check_open_files,
@@ -47,6 +49,22 @@ def test_python() -> None:
     for minor in (11, 12, 13):
         assert check_python((3, minor, 7)).level is Level.OK
     assert check_python((3, 99, 0)).level is Level.WARNING
+
+
+def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private_sockets.LIBRARY.exists(), "install slurm-pathways where there is a C compiler"
+    assert check_collectives({}).level is Level.OK
+    # Of no machine that there is, then of none at all.
+    library = tmp_path / "library.so"
+    library.write_bytes(b"noise")
+    monkeypatch.setattr(private_sockets, "LIBRARY", library)
+    damaged = check_collectives({})
+    assert (damaged.level, damaged.found.partition(": ")[0]) == (Level.WARNING, "plain TCP")
+    assert f"{library} cannot be preloaded: ERROR: ld.so: object '{library}'" in damaged.found
+    library.unlink()
+    missing = check_collectives({})
+    assert (missing.level, missing.remedy.partition(",")[0]) == (Level.WARNING, "install a C compiler (gcc")
+    assert missing.found.startswith(f"plain TCP: {library} is missing: there was no C compiler")
 
 
 def test_memory_and_files() -> None:

@@ -55,6 +55,8 @@ CHECKS = (
     "functions_run_in_this_process",
     "functions_compute_with_jax",
     "functions_of_deleted_programs_are_freed",
+    "the_compiler_asks_how_to_partition",
+    "the_compiler_tells_shardings",
     "a_failure_has_its_text",
     "checkify_errors",
 )

@@ -112,11 +112,12 @@ def test_wrong_use_is_said_before_anything_starts(runs_root: Path, arguments: li
     assert list(runs_root.iterdir()) == []
 
 
-def test_without_libtpu(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("topology", "extra"), [("v5e:2x2", "tpu"), ("h100:8", "cuda")])
+def test_without_the_compiler(runs_root: Path, monkeypatch: pytest.MonkeyPatch, topology: str, extra: str) -> None:
     monkeypatch.setattr("slurm_pathways.launch.compiling.command.find_spec", lambda name: None)
-    result = CliRunner().invoke(main, ["compile", "--topology", "v5e:2x2", "--", "true"], catch_exceptions=False)
+    result = CliRunner().invoke(main, ["compile", "--topology", topology, "--", "true"], catch_exceptions=False)
     assert result.exit_code == 2
-    assert "is not installed here: pip install 'slurm-pathways[tpu]'" in result.output.replace("\n", " ")
+    assert f"is not installed here: pip install 'slurm-pathways[{extra}]'" in result.output.replace("\n", " ")
 
 
 def test_a_program_that_is_not_there(runs_root: Path) -> None:

@@ -84,6 +84,12 @@ def test_values_are_those_of_plain_jax(runtime: OverTcp, tmp_path: Path) -> None
     assert ours["sums"] == pytest.approx(plain["sums"], rel=1e-5)
 
 
+def test_callbacks_reach_the_client(runtime: OverTcp) -> None:
+    plain = answer_of(plain_environment(), "callbacks_between_hosts")
+    assert plain["seen"] == [[True, 2016.0], [True, 4032.0]]
+    assert answer_of(runtime.environment(), "callbacks_between_hosts") == plain
+
+
 def test_bytes_go_from_worker_to_worker(runtime: OverTcp) -> None:
     answer = answer_of(runtime.environment(), "transfers")
     assert all(answer["right"].values()), answer["right"]

@@ -176,10 +176,14 @@ class Clock:
         self.now_s += seconds
 
 
+#: Job, state and exit code.
+Ends = list[tuple[str, str, str]]
+
+
 class FakeSlurm:
     """Says how the job stands, by the time on a clock."""
 
-    def __init__(self, clock: Clock, says: Callable[[float], Any], accounting: Callable[[float], str]) -> None:
+    def __init__(self, clock: Clock, says: Callable[[float], Any], accounting: Callable[[float], Ends]) -> None:
         self._clock = clock
         self._says = says
         self._accounting = accounting
@@ -192,12 +196,11 @@ class FakeSlurm:
         return said
 
     def records(self, job_id: int) -> Any:
-        header = DELIMITER.join(FIELDS)
-        state = self._accounting(self._clock.now_s)
-        if not state:
-            return parse(header)
-        values = {"JobID": "7", "State": state, "ExitCode": "3:0"}
-        return parse(header + "\n" + DELIMITER.join(values.get(field, "") for field in FIELDS))
+        lines = [DELIMITER.join(FIELDS)]
+        for job, state, exit_code in self._accounting(self._clock.now_s):
+            values = {"JobID": job, "State": state, "ExitCode": exit_code}
+            lines.append(DELIMITER.join(values.get(field, "") for field in FIELDS))
+        return parse("\n".join(lines))
 
 
 def standing(state: str, exit_status: str = "0:0", job: str = "7") -> Outcome:
@@ -205,7 +208,7 @@ def standing(state: str, exit_status: str = "0:0", job: str = "7") -> Outcome:
 
 
 def waited(
-    says: Callable[[float], Any], accounting: Callable[[float], str] = lambda now_s: ""
+    says: Callable[[float], Any], accounting: Callable[[float], Ends] = lambda now_s: []
 ) -> tuple[int, list[str], Clock]:
     clock, said = Clock(), list[str]()
     slurm: Any = FakeSlurm(clock, says, accounting)
@@ -254,7 +257,8 @@ def test_a_slurmctld_that_stays_away_is_given_up() -> None:
 
 def test_accounting_knows_a_job_that_slurmctld_has_forgotten() -> None:
     code, said, _ = waited(
-        lambda now_s: [standing("RUNNING")] if now_s < 5 else None, lambda now_s: "FAILED" if now_s > 8 else "RUNNING"
+        lambda now_s: [standing("RUNNING")] if now_s < 5 else None,
+        lambda now_s: [("7", "FAILED" if now_s > 8 else "RUNNING", "3:0")],
     )
     assert code == 3
     assert said == [
@@ -268,7 +272,34 @@ def test_accounting_knows_a_job_that_slurmctld_has_forgotten() -> None:
 
 def test_the_code_of_an_array_is_its_highest() -> None:
     def says(now_s: float) -> Any:
-        first = [standing("FAILED", "3:0", "8")] if now_s < 3 else []
-        return [*first, standing("COMPLETED" if now_s > 6 else "RUNNING", "0:0", "7")]
+        first = [standing("FAILED", "3:0", "7_1")] if now_s < 3 else []
+        return [*first, standing("COMPLETED" if now_s > 6 else "RUNNING", "0:0", "7_0")]
 
     assert waited(says)[0] == 3
+
+
+@pytest.mark.parametrize("before", ["7_1", "7_[1%1]", "7_[1-1,...]"])
+def test_accounting_knows_tasks_that_were_forgotten_between_two_looks(before: str) -> None:
+    def says(now_s: float) -> Any:
+        first = [standing("PENDING", "0:0", before)] if now_s < 3 else []
+        return [*first, standing("COMPLETED" if now_s > 6 else "RUNNING", "0:0", "7_0")]
+
+    def accounting(now_s: float) -> list[tuple[str, str, str]]:
+        ends = [("7_0", "COMPLETED", "0:0"), ("7_1", "FAILED", "4:0")]
+        # It lags.
+        return ends if now_s > 9 else []
+
+    code, said, clock = waited(says, accounting)
+    assert (code, len(said)) == (4, 1)
+    assert said[0].startswith("job 7: trying again for 1 min: slurmctld has forgotten it")
+    assert 9 < clock.now_s < 15
+
+
+def test_without_accounting_what_was_forgotten_is_not_known() -> None:
+    def says(now_s: float) -> Any:
+        first = [standing("RUNNING", "0:0", "7_1")] if now_s < 3 else []
+        return [*first, standing("COMPLETED" if now_s > 6 else "RUNNING", "0:0", "7_0")]
+
+    code, said, _ = waited(says, lambda now_s: [("7_0", "COMPLETED", "0:0")])
+    assert code == 125
+    assert said[1].startswith("how job 7 ends, or has ended, cannot be known: slurmctld has forgotten it")

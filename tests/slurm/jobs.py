@@ -1,5 +1,7 @@
 """What tests on the cluster share: batch jobs, and a look at what is left of them."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -84,6 +86,16 @@ def commands(sandbox: Sandbox) -> Iterator[tuple[int, list[str]]]:
         # Not ours to look into: no job's.
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+
+
+def kill_worker(sandbox: Sandbox, worker_id: int) -> None:
+    """Kill a supervisor, and with it its executor."""
+    [supervisor] = [
+        pid
+        for pid, argv in commands(sandbox)
+        if "pathways_runtime.worker" in argv and argv[argv.index("--worker-id") + 1] == str(worker_id)
+    ]
+    os.kill(supervisor, signal.SIGKILL)
 
 
 def processes_of(runs_root: Path) -> list[list[str]]:

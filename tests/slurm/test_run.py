@@ -60,6 +60,29 @@ def _steps_are_accounted(job: Job) -> None:
         assert ("gres/tpu=4" in row[3]) == ("worker" in name), row
 
 
+def test_programs_call_python_functions_of_the_client(submit: Submit, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P\n"
+        "x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ('x',)), P('x')))\n"
+        "def double(value):\n"
+        "    print('called in the client', os.getpid() == client, flush=True)\n"
+        "    return np.asarray(value) * 2\n"
+        "client = os.getpid()\n"
+        "def compute(x):\n"
+        "    jax.debug.print('sum {}', x.sum())\n"
+        "    return jax.pure_callback(double, jax.ShapeDtypeStruct(x.shape, x.dtype), x)\n"
+        "print('doubled', np.asarray(jax.jit(compute)(x)).sum())\n"
+    )
+    job = submit(
+        4, f"exec {COMMAND} run --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- {sys.executable} {program}"
+    )
+    assert job.wait() == "0:0", job.said()
+    for said in ("called in the client True\n", "sum 28.0\n", "doubled 56.0\n"):
+        assert job.said().count(said) == 1, job.said()
+
+
 def test_exit_codes_are_kept(submit: Submit) -> None:
     run = f"exec {COMMAND} run -q --"
     jobs = [submit(1, f"{run} {program}") for program in ("true", "nonsuch", "sh -c 'kill -9 $$'")]

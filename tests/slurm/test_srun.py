@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_pathways.config import RECORDS_VARIABLE
 from slurm_pathways.launch.run_folder import remove_abandoned
 from slurm_pathways.sandbox.cluster import Sandbox
 from tests.terminal import Terminal
@@ -25,6 +26,7 @@ from .jobs import (
     TRAIN,
     Submit,
     commands,
+    kill_worker,
     processes_of,
     remove_kept_logs,
     until_gone,
@@ -34,6 +36,14 @@ pytestmark = [pytest.mark.usefixtures("plugin", "mended_sandbox", "no_leaks"), p
 
 OPTION_VARIABLE = "SLURM_SPANK__SLURM_SPANK_OPTION_pathways_pathways"
 SLEEPS = "import jax, time; print(jax.device_count(), 'ready', flush=True); time.sleep(600)"
+
+#: Until there is a file.
+WAITS = """
+import jax, os, time
+print(jax.device_count(), "ready", flush=True)
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
+"""
 
 
 def test_exit_codes_are_kept(sandbox: Sandbox, psum: Path) -> None:
@@ -97,9 +107,9 @@ def test_the_option_in_a_script_in_salloc_and_in_the_environment(
 
 
 @contextmanager
-def _sleeping(sandbox: Sandbox, num_nodes: int) -> Iterator["subprocess.Popen[str]"]:
+def _sleeping(sandbox: Sandbox, num_nodes: int, program: str = SLEEPS) -> Iterator["subprocess.Popen[str]"]:
     """A step whose program says that it is ready and sleeps."""
-    argv = sandbox.command(["srun", f"-N{num_nodes}", "--pathways", sys.executable, "-c", SLEEPS])
+    argv = sandbox.command(["srun", f"-N{num_nodes}", "--pathways", sys.executable, "-c", program])
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, env=sandbox.environ(os.environ), stdout=pipe, stderr=pipe, text=True) as srun:
         try:
@@ -155,6 +165,30 @@ def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, ru
         assert srun.stderr is not None
         assert re.search(r"host 1 \(node\d\) was lost", srun.stderr.read())
     _remove_what_is_left(runs_root)
+
+
+def test_the_record_says_how_every_worker_ended(
+    sandbox: Sandbox, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, go = tmp_path / "records", tmp_path / "go"
+    monkeypatch.setenv(RECORDS_VARIABLE, str(records))
+    with _sleeping(sandbox, 4, WAITS.format(go=str(go))) as srun:
+        kill_worker(sandbox, 1)
+        until(lambda: sorted(_tasks(sandbox)) == [0, 2, 3], "its task has not ended", GONE_TIMEOUT_S, POLL_INTERVAL_S)
+        go.touch()
+        _until_nothing_runs(sandbox, runs_root)
+        assert srun.stderr is not None
+        said = srun.stderr.read()
+    assert "worker-1 (node1) was killed by signal 9 (SIGKILL)" in said
+    [record] = [json.loads(path.read_text()) for path in records.glob("*.json")]
+    ends = {part["name"]: (part["exit_code"], part["signal"]) for part in record["components"]}
+    assert {name: end for name, end in ends.items() if name.startswith("worker-")} == {
+        "worker-0": (0, None),
+        "worker-1": (None, 9),
+        "worker-2": (0, None),
+        "worker-3": (0, None),
+    }
+    remove_kept_logs(runs_root)
 
 
 def _until_nothing_runs(sandbox: Sandbox, runs_root: Path) -> None:

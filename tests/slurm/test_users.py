@@ -23,14 +23,25 @@ pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark
 #: There on every Debian, and nobody's.
 USERS = ("nobody", "games")
 
+Address = tuple[str, int]
+EXECUTOR = "pathways_runtime.worker.executor"
+MODULES = {
+    *("pathways_runtime.controller", "pathways_runtime.controller.coordination"),
+    *("pathways_runtime.proxy", "pathways_runtime.worker", EXECUTOR),
+}
+#: As in /proc/net/tcp.
+LISTENS, CONNECTED = "0A", "01"
+
 #: Computes, then tries the doors of which a file tells it, and says what came of it.
 PROGRAM = """
-import json, os, pathlib, socket, ssl, sys, time
+import json, os, pathlib, socket, ssl, subprocess, sys, time
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()), ("x",))
 total = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
 print("uid", os.getuid(), "psum", float(total(jnp.arange(1.0, 5.0))[0]), flush=True)
+status = subprocess.run([sys.argv[2], "status", "--json"], capture_output=True, text=True, check=True).stdout
+print("collectives", json.loads(status)["bytes_moved"]["collectives"], flush=True)
 doors = pathlib.Path(sys.argv[1])
 while not doors.exists():
     time.sleep(0.1)
@@ -115,6 +126,9 @@ def test_two_users_on_the_same_nodes(sandbox: Sandbox, homes: dict[str, Path]) -
         tried = [line.split()[1] for line in said if line.startswith("refused")]
         assert tried == [kind for kind, _ in doors[other]]
         assert set(tried) == {"folder", "unix", "plain", "tls"}
+        # Its sum went between the nodes, and by no other way than the doors that were tried.
+        [sent] = [int(line.split()[1]) for line in said if line.startswith("collectives")]
+        assert sent > 0
         assert list((homes[user] / "runs").iterdir()) == []
 
 
@@ -122,7 +136,8 @@ def _submit(sandbox: Sandbox, user: str, home: Path, program: Path) -> Job:
     output = home / "out"
     script = home / "job.sbatch"
     script.write_text(
-        f"#!/bin/sh\nexec {COMMAND} run -q --slices 2 --devices-per-host 2 -- {sys.executable} {program} {home}/doors\n"
+        f"#!/bin/sh\nexec {COMMAND} run -q --slices 2 --devices-per-host 2 -- \\\n"
+        f"    {sys.executable} {program} {home}/doors {COMMAND}\n"
     )
     script.chmod(0o644)
     done = sandbox.run(
@@ -139,19 +154,25 @@ def _submit(sandbox: Sandbox, user: str, home: Path, program: Path) -> Job:
 
 
 def _doors(sandbox: Sandbox, home: Path) -> list[tuple[str, object]]:
-    """Where the processes of a user's runtime listen, but for executors, whose collectives know no authentication."""
+    """Where the processes of a user's runtime listen; what goes between executors goes in at one of these places."""
     found: list[tuple[str, object]] = [("folder", str(home / "runs"))]
     found += [("folder", str(path)) for path in (home / "runs").iterdir()]
-    found += [("unix", str(path)) for path in (home / "runs").rglob("*.sock")]
-    for pid, argv in commands(sandbox):
-        if str(home) in " ".join(argv) and {"pathways_runtime.controller", "pathways_runtime.proxy"} & set(argv):
-            for address in _listens_at(pid):
-                found += [("plain", address), ("tls", address)]
+    found += [("unix", str(path)) for path in (home / "runs").rglob("*") if path.is_socket()]
+    processes = {pid: argv for pid, argv in commands(sandbox) if str(home) in " ".join(argv) and MODULES & set(argv)}
+    executors = [pid for pid, argv in processes.items() if EXECUTOR in argv]
+    connections = {pid: _connections(pid) for pid in processes}
+    listens = {pid: [here for here, _, state in connections[pid] if state == LISTENS] for pid in processes}
+    doors = {address for addresses in listens.values() for address in addresses}
+    assert [len(listens[pid]) for pid in executors] == [1, 1]
+    for pid in executors:
+        assert [ends for *ends, state in connections[pid] if state == CONNECTED and not doors & set(ends)] == []
+    for address in sorted(doors):
+        found += [("plain", address), ("tls", address)]
     return found
 
 
-def _listens_at(pid: int) -> list[tuple[str, int]]:
-    """The TCP addresses at which a process listens, in whatever network it is."""
+def _connections(pid: int) -> list[tuple[Address, Address, str]]:
+    """The two ends of a process's TCP sockets, in whatever network it is, and their states."""
     sockets = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         link = str(entry.readlink())
@@ -159,8 +180,12 @@ def _listens_at(pid: int) -> list[tuple[str, int]]:
             sockets.add(link.removeprefix("socket:[").removesuffix("]"))
     found = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, state, *rest = line.split()
-        if state == "0A" and rest[5] in sockets:
-            host, port = local.split(":")
-            found.append((".".join(str(byte) for byte in bytes.fromhex(host)[::-1]), int(port, 16)))
+        _, here, there, state, *rest = line.split()
+        if rest[5] in sockets:
+            found.append((_address(here), _address(there), state))
     return found
+
+
+def _address(text: str) -> Address:
+    host, port = text.split(":")
+    return ".".join(str(byte) for byte in bytes.fromhex(host)[::-1]), int(port, 16)

@@ -22,7 +22,7 @@ from pathways_runtime.worker import buffers, callbacks, mlir, pjrt
 
 F32 = np.dtype(np.float32)
 #: They need other processes, libtpu or an accelerator; test_executor_hosts.py has the first, tests/tpu_compile others.
-ELSEWHERE = {"leave", "make_plugin_client", "describe_tpu", "compile_only"}
+ELSEWHERE = {"leave", "make_plugin_client", "describe_tpu", "describe_gpus", "compile_only"}
 
 
 @pytest.fixture(scope="module")

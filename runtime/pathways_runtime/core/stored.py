@@ -37,6 +37,8 @@ def writers(sharding: Sharding, shape: Shape, turn: int) -> tuple[tuple[DeviceId
         sharding: of copies, not of terms of sums.
         turn: how many arrays come before this one.
     """
+    if 0 in shape:
+        return ()
     if sharding.tiles.kind is not TileKind.TILED:
         return ((sharding.devices[turn % len(sharding.devices)], (0,) * len(shape)),)
     holders: dict[TileIndex, list[DeviceId]] = {}

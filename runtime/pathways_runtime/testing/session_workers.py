@@ -13,6 +13,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, WaitId
 from pathways_runtime.core.operations import (
     Alias,
     Await,
+    CallFunction,
     Delete,
     DeleteExecutable,
     Fetch,
@@ -151,7 +152,7 @@ class Workers:
         self._last_op += 1
         assert instruction.hosts == tuple(sorted(set(instruction.hosts))) and instruction.hosts
         assert instruction.is_launch == isinstance(instruction.operation, Launch)
-        assert instruction.is_transfer == isinstance(instruction.operation, Transfer)
+        assert instruction.is_transfer == isinstance(instruction.operation, Transfer | CallFunction)
         self.waiting.append(instruction)
 
     def send(self, instruction: SendHostBuffer, stored: np.ndarray) -> None:
@@ -207,7 +208,7 @@ class Workers:
         loss, lost = self._hit.pop(operation.op_id, (None, set()))
         for handle in submit.writes:
             self._holders[handle] = set(submit.hosts) - lost
-        if isinstance(operation, MakeArrays | Alias | Transfer):
+        if isinstance(operation, MakeArrays | Alias | Transfer | CallFunction):
             for result in operation.results:
                 self._holders[result.handle] = set(self.topology.hosts_of(result.devices)) - lost
         match operation:
@@ -226,6 +227,8 @@ class Workers:
                     self._add(result.handle, result.devices, shards, result.memory_kind)
             case Launch():
                 self._launch(operation, submit, injected or loss)
+            case CallFunction():
+                self._call(operation, injected or loss)
             case Alias(results=results, sources=sources):
                 for result, handles in zip(results, sources, strict=True):
                     cause = injected or self._cause(handles)
@@ -298,6 +301,21 @@ class Workers:
             self.failures.pop(launch.arguments[position], None)
         if cause is not None:
             self._fail(launch.op_id, launch.results, cause)
+
+    def _call(self, call: CallFunction, injected: Status | None) -> None:
+        program = self.programs[call.executable]
+        for handle in call.arguments:
+            self._check_there(handle)
+        handles = tuple(result.handle for result in call.results)
+        cause = injected or self._cause(call.arguments)
+        if cause is not None:
+            self._fail(call.op_id, handles, cause)
+            return
+        read = [self.arrays[handle] for handle in call.arguments]
+        values = [[array.shards[device].read() for device in array.devices] for array in read]
+        for result, shards in zip(call.results, program.run(values), strict=True):
+            made = [Buffer(shard) for shard in shards]
+            self._add(result.handle, result.devices, made, result.memory_kind)
 
     def _is_hit(self, result: ShardedResult, loss: Status, lost: set[HostIndex]) -> bool:
         """Whether a result was to have a shard on a host that was lost before the operation started."""

@@ -247,6 +247,7 @@ def spawn(
     env: Mapping[str, str],
     log_path: Path | None,
     with_events: bool = False,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start a child with a lifeline, in a process group of its own, with stdin from /dev/null.
 
@@ -257,6 +258,7 @@ def spawn(
         name: for messages.
         env: the child's whole environment.
         log_path: where its stdout and stderr are appended; None leaves ours.
+        pass_fds: descriptors that it inherits under their numbers, besides.
 
     Raises:
         OSError: the program or the log cannot be opened.
@@ -266,14 +268,14 @@ def spawn(
         at_end.callback(os.close, lifeline_read)
         on_failure.callback(os.close, lifeline_write)
         full_argv = [*argv, "--lifeline-fd", str(lifeline_read)]
-        pass_fds = [lifeline_read]
+        passed = [lifeline_read, *pass_fds]
         events_read: int | None = None
         if with_events:
             events_read, events_write = os.pipe()
             at_end.callback(os.close, events_write)
             on_failure.callback(os.close, events_read)
             full_argv += ["--events-fd", str(events_write)]
-            pass_fds.append(events_write)
+            passed.append(events_write)
         output = None if log_path is None else at_end.enter_context(log_path.open("ab"))
         process = subprocess.Popen(
             full_argv,
@@ -281,7 +283,7 @@ def spawn(
             stdout=output,
             stderr=output,
             env=dict(env),
-            pass_fds=pass_fds,
+            pass_fds=passed,
             process_group=0,
         )
         child = Child(name, process, lifeline_write, events_read)

@@ -8,10 +8,29 @@ same where it is unpickled, and nothing in the bytes says which they are, so our
 import msgspec
 
 from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.wire.messages import ProgramMetadata
 
 #: What stands in the place of compile options in a program that is a function.
 FUNCTION_OPTIONS = b"slurm_pathways.colocated_python"
 _MARK = b"slurm_pathways.origin\n"
+
+#: What an executor says of a function that it has loaded: all that is known of it came with it.
+FUNCTION_METADATA = ProgramMetadata(
+    name="",
+    fingerprint=b"",
+    parameter_shardings=None,
+    output_shardings=None,
+    parameter_layouts=(),
+    output_layouts=(),
+    output_memory_kinds=(),
+    output_dtypes=(),
+    output_shapes=(),
+    donated_inputs=(),
+    memory_stats={},
+    generated_code_bytes=0,
+    cost_analysis={},
+    text="",
+)
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):

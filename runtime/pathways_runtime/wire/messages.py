@@ -9,7 +9,8 @@ but for ToChildren and FromChild, whose payload is the header of a frame that a 
                                 SessionEnded, StatusRequest
     supervisor  -> controller   RegisterWorker, ExecutorExited, Heartbeat;
                                 as a relay: RelayListening, FromChild, ChildClosed, ChildrenAcknowledge, RelayBacklog
-    controller  -> supervisor   StartExecutor, StopExecutor, Heartbeat, Shutdown; to a relay: StartRelay, ToChildren, CloseChild
+    controller  -> supervisor   StartExecutor, StopExecutor, Heartbeat, Shutdown;
+                                to a relay: StartRelay, ToChildren, CloseChild
     executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, WorldLeft, Compiled, OperationFailed,
                                 StatusReply, Heartbeat; if a relay is between: ReadyHere
     controller  -> executor     Bind, PeerLost, PeerReplaced, FormWorld, LeaveWorld, Compile, OpenSession, CloseSession,

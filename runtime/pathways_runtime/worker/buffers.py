@@ -1,6 +1,7 @@
 """Host buffers: bytes as arrays, memory that XLA can use in place, and ranges copied between them."""
 
 import math
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -52,4 +53,5 @@ def section(array: HostArray, box: Box | None) -> HostArray:
     if box is None:
         return array
     # The dots: without them, a part of what has no dimension would be a copy.
-    return array[(*(slice(start, stop) for start, stop in box), ...)]
+    index: tuple[slice | EllipsisType, ...] = (*(slice(start, stop) for start, stop in box), ...)
+    return array[index]

@@ -23,6 +23,7 @@ OnFailure = Callable[[PendingLaunch, BaseException], None]
 
 class _InFlight(NamedTuple):
     launch: PendingLaunch
+    devices: tuple[DeviceId, ...]
     token: pjrt.Token
     #: An output whose readiness tells, without blocking, that the launch is over; None if there is none.
     probe: pjrt.Array | None
@@ -93,15 +94,15 @@ class Completions:
             usage: the program's row, from ``program``.
             launched_s: when it was given to PJRT, on ``time.monotonic``.
         """
+        in_flight = _InFlight(launch, devices, token, probe, usage, launched_s)
         if probe is not None and pjrt.is_ready(probe):
-            self._finish(launch, devices, token, usage, launched_s)
+            self._finish(in_flight)
             return
         waiting = self._queues.get(devices)
         if waiting is None:
             waiting = self._start(devices)
         with self._lock:
             self._num_in_flight += 1
-        in_flight = _InFlight(launch, token, probe, usage, launched_s)
         self._in_flight[devices].append(in_flight)
         waiting.put(in_flight)
 
@@ -131,7 +132,7 @@ class Completions:
             if in_flight is None:
                 return
             self._awaited[devices] = Running(in_flight.usage, devices, in_flight.launched_s)
-            self._finish(in_flight.launch, devices, in_flight.token, in_flight.usage, in_flight.launched_s)
+            self._finish(in_flight)
             self._awaited[devices] = None
             followed.popleft()
             count = 1
@@ -144,7 +145,7 @@ class Completions:
                     break
                 if held.probe is None or not pjrt.is_ready(held.probe):
                     break
-                self._finish(held.launch, devices, held.token, held.usage, held.launched_s)
+                self._finish(held)
                 followed.popleft()
                 held = None
                 count += 1
@@ -152,19 +153,12 @@ class Completions:
                 self._num_in_flight -= count
             self._acknowledgements.flush()
 
-    def _finish(
-        self,
-        launch: PendingLaunch,
-        devices: tuple[DeviceId, ...],
-        token: pjrt.Token,
-        usage: ProgramUsage,
-        launched_s: float,
-    ) -> None:
+    def _finish(self, ended: _InFlight) -> None:
         try:
-            pjrt.wait_token(token)
+            pjrt.wait_token(ended.token)
         except pjrt.PjrtError as failure:
-            self._on_failure(launch, failure)
-        received_s = launch.received_ns * 1e-9
+            self._on_failure(ended.launch, failure)
+        received_s = ended.launch.received_ns * 1e-9
         with self._usage_lock:
-            self._usage.count(usage, devices, received_s, launched_s, time.monotonic())
+            self._usage.count(ended.usage, ended.devices, received_s, ended.launched_s, time.monotonic())
         self._acknowledgements.launches_completed(1)

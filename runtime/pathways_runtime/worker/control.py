@@ -16,6 +16,7 @@ import msgspec
 from pathways_runtime.core.ids import DeviceId, HostIndex, OpId, WorkerId, WorldId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.events import (
     BufferArrived,
     OperationReceived,
@@ -29,6 +30,7 @@ from pathways_runtime.transport.dataplane import DataPlane
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tls_socket import Connection
+from pathways_runtime.wire.colocated import FUNCTION_METADATA, FUNCTION_OPTIONS
 from pathways_runtime.wire.links import LinkHello
 from pathways_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -56,6 +58,8 @@ from pathways_runtime.wire.messages import (
 from pathways_runtime.worker import pjrt, programs, worlds
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.collectives import Collectives
+from pathways_runtime.worker.colocated.process import Place
+from pathways_runtime.worker.colocated.sessions import PythonProcesses
 from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
 from pathways_runtime.worker.endings import Endings
@@ -87,6 +91,7 @@ class ExecutorConfig(NamedTuple):
         data_address: the Unix socket of the data plane, for executors of this host.
         network: for connections between hosts; None: there is one host.
         is_behind_relay: whether it is a relay that speaks for the controller; readiness is then told to it.
+        python_log: where functions of colocated Python print to; None is this process's log.
     """
 
     worker: WorkerId
@@ -101,6 +106,7 @@ class ExecutorConfig(NamedTuple):
     delay: LaunchDelay | None = None
     is_behind_relay: bool = False
     network: Network | None = None
+    python_log: Path | None = None
 
 
 class Stopped(Exception):
@@ -128,6 +134,7 @@ class Executor:
         self._bound: Bind | None = None
         self._core: WorkerCore | None = None
         self._dispatcher: Dispatcher | None = None
+        self._python: PythonProcesses | None = None
         self._worlds: dict[WorldId, worlds.World] = {}
         self._home: worlds.World | None = None
         #: Guards which worlds are formed, and which are over.
@@ -194,6 +201,8 @@ class Executor:
     def close(self) -> None:
         """Close connections and the data plane, after ``run`` has ended."""
         self._channel.close()
+        if self._python is not None:
+            self._python.close()
         if self._dispatcher is not None:
             self._dispatcher.close()
         self._compiling.close()
@@ -230,6 +239,8 @@ class Executor:
                 self._config.delay,
                 self._config.is_behind_relay,
             )
+            self._python = self._python_processes(message, self._dispatcher)
+            self._dispatcher.serve_functions(self._python)
         self._bound = message
 
     def _peer_lost(self, message: PeerLost) -> None:
@@ -242,6 +253,11 @@ class Executor:
         self._data_plane.connect(peer.host, addresses.without_mark(peer.data_address)[0], peer.host_key)
         others = (other for other in bound.peers if other.host != peer.host)
         self._bound = msgspec.structs.replace(bound, peers=(*others, peer))
+
+    def _python_processes(self, bound: Bind, dispatcher: Dispatcher) -> PythonProcesses:
+        folder = Path(addresses.parse_unix(self._config.data_address).path).parent
+        place = Place(self._config.name, bound.host, bound.topology, folder, self._config.python_log)
+        return PythonProcesses(place, self._acknowledgements, dispatcher.post, self._home_world)
 
     def _require_bound(self) -> tuple[Bind, Dispatcher]:
         if self._bound is None or self._dispatcher is None:
@@ -346,7 +362,26 @@ class Executor:
 
     def _compile(self, message: Compile) -> None:
         self._require_bound()
-        self._compiling.submit(self._load, message)
+        if message.options == FUNCTION_OPTIONS:
+            self._load_function(message)
+        else:
+            self._compiling.submit(self._load, message)
+
+    def _load_function(self, message: Compile) -> None:
+        """A function of colocated Python; there is nothing to compile."""
+        _, dispatcher = self._require_bound()
+        assert self._python is not None
+        started_s = time.monotonic()
+
+        def done(program: Program | None, failure: Status | None) -> None:
+            if program is not None:
+                dispatcher.post(ProgramLoaded(message.session, message.executable, program))
+            metadata = FUNCTION_METADATA if failure is None and message.wants_metadata else None
+            took_s = time.monotonic() - started_s
+            worker, session = self._config.worker, message.session
+            self._send(Compiled(worker, session, message.executable, metadata, failure, False, took_s))
+
+        self._python.load(message.session, message.program, done)
 
     def _load(self, message: Compile) -> None:
         _, dispatcher = self._require_bound()
@@ -406,6 +441,8 @@ class Executor:
     def _close_session(self, message: CloseSession) -> None:
         _, dispatcher = self._require_bound()
         dispatcher.feed(SessionClosed(message.session))
+        if self._python is not None:
+            self._python.end_session(message.session)
         link = dispatcher.remove_link(message.session)
         if link is not None:
             link.close()

@@ -18,6 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import OpId, SessionId, WorldId
 from pathways_runtime.core.status import Code, Status, StatusError, error
 from pathways_runtime.core.worker.arrays import first_failure
@@ -28,14 +31,17 @@ from pathways_runtime.core.worker.instructions import (
     AssembleArray,
     AwaitReady,
     BeginTrace,
+    CountCall,
     CountLaunch,
     EndTrace,
     EnqueueLaunch,
     ExpectPiece,
+    ForgetFunction,
     ForgetTransfers,
     Instruction,
     LoadArray,
     MakeArray,
+    MakeCall,
     Report,
     SendPieces,
     SendValue,
@@ -52,6 +58,7 @@ from pathways_runtime.worker import pjrt
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes
 from pathways_runtime.worker.callbacks import SESSION_IS_OVER, CallbackFailed, Value
+from pathways_runtime.worker.colocated.sessions import PythonProcesses
 from pathways_runtime.worker.completions import Completions
 from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
@@ -59,6 +66,7 @@ from pathways_runtime.worker.profiler import Profiler
 from pathways_runtime.worker.programs import LoadedProgram
 from pathways_runtime.worker.shards import Shards, joined, migrate
 from pathways_runtime.worker.storage import Storage
+from pathways_runtime.worker.strings import Strings, strings_of
 from pathways_runtime.worker.threads import Pool, Sequence
 from pathways_runtime.worker.transfers import Transfers, value_of
 from pathways_runtime.worker.worlds import World
@@ -144,6 +152,7 @@ class Dispatcher:
         self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home, endings)
         self.storage = Storage(core.name, self.post, self._answer_await, home)
         self._profiler = Profiler(core.name)
+        self._python: PythonProcesses | None = None
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
             CountLaunch: self._count_launch,
@@ -163,6 +172,19 @@ class Dispatcher:
             AnswerFetch: self._answer_fetch,
             Report: self._report,
         }
+
+    def serve_functions(self, processes: PythonProcesses) -> None:
+        """Have calls of functions made by these."""
+        self._python = processes
+        self._perform |= {
+            MakeCall: processes.make_call,
+            CountCall: processes.count,
+            ForgetFunction: processes.forget,
+        }
+
+    def python_processes(self) -> list[dict[str, Any]]:
+        """What they are doing, for a report."""
+        return [] if self._python is None else self._python.report()
 
     def feed(self, event: Event) -> None:
         """Take in an event and perform all that follows. May block in a launch: for the controller's stream only."""
@@ -273,7 +295,7 @@ class Dispatcher:
             is_alone_here = launch.program.spans_hosts and len(program.devices) == 1
             if is_alone_here:
                 self._keep_order(program.world.id)
-            values, token = program.launch(arguments, self._next_launch_id)
+            values, token, launched_s = program.launch(arguments, self._next_launch_id)
             if is_alone_here:
                 self._last_alone[program.world.id] = (threading.get_ident(), token)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
@@ -290,7 +312,7 @@ class Dispatcher:
         if usage is None:
             usage = program.usage = self.completions.program(program.name, program.scope)
         probe = values[0].array if values else None
-        self.completions.follow(launch, program.devices, token, probe, usage, program.last_launched_s)
+        self.completions.follow(launch, program.devices, token, probe, usage, launched_s)
         if program.last_launch_s >= _LONG_LAUNCH_S:
             # A thread may make one such launch after the other for as long as there is credit. Credit comes back before
             # it is used up only if the controller hears of them meanwhile.
@@ -334,6 +356,9 @@ class Dispatcher:
 
     def _make_array(self, instruction: MakeArray) -> Instructions:
         result, array = instruction.result, instruction.array
+        if result.dtype is DType.STRING:
+            contents = [np.frombuffer(payload, np.uint8) for payload in instruction.payloads]
+            return self._take(ArrayMade(instruction.session, array, Strings(array.devices, contents)))
         try:
             placement = self._home().placement(array.devices, result.memory_kind)
             # A buffer that several shards share is looked at once.
@@ -353,8 +378,10 @@ class Dispatcher:
             answer = self._take(ArrayMade(instruction.session, array, made))
         return [*self._take(ReadTaken(tuple(source.array for source in instruction.sources))), *answer]
 
-    def _shared(self, instruction: ShareShards) -> Shards:
+    def _shared(self, instruction: ShareShards) -> Shards | Strings:
         result, array = instruction.result, instruction.array
+        if result.dtype is DType.STRING:
+            return Strings(array.devices, [strings_of(s.array).shards[s.position] for s in instruction.sources])
         values = [value_of(source.array) for source in instruction.sources]
         for value in values:
             if value.shape != result.shape or value.dtype != pjrt.dtype_of(result.dtype):
@@ -414,8 +441,9 @@ class Dispatcher:
     # Answers to the proxy
 
     def _await_ready(self, instruction: AwaitReady) -> None:
-        arrays = [array.value.array for array in instruction.arrays if array.value is not None]
-        if len(arrays) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
+        values = [array.value for array in instruction.arrays if array.value is not None]
+        arrays = [value.array for value in values if type(value) is not Strings]
+        if len(values) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
             self._waiting.submit(self._answer_when_ready, instruction, arrays)
         else:
             self._answer_when_ready(instruction, arrays)
@@ -438,7 +466,7 @@ class Dispatcher:
 
     def _send_value(self, instruction: SendValue) -> Instructions | None:
         value = instruction.source.array.value
-        if value is not None and not pjrt.is_ready(value.array):
+        if value is not None and type(value) is not Strings and not pjrt.is_ready(value.array):
             self._waiting.submit(self._send_value_when_ready, instruction)
             return None
         self._answer_with_value(instruction)
@@ -453,7 +481,10 @@ class Dispatcher:
         contents: HostArray | None = None
         failure = None
         try:
-            contents = pjrt.view(value_of(array).shard(instruction.source.position))
+            if type(array.value) is Strings:
+                contents = array.value.shards[instruction.source.position]
+            else:
+                contents = pjrt.view(value_of(array).shard(instruction.source.position))
         except StatusError as raised:
             failure = raised.status
         except pjrt.PjrtError as raised:

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from pathways_runtime.core.status import Status
+from pathways_runtime.core.worker.instructions import ANY_SIZE
 from pathways_runtime.worker.buffers import HostArray
 
 _MARK = b"pathways-move-failed\n"
@@ -25,10 +26,14 @@ def encode(failure: Status, num_bytes: int) -> HostArray:
 def decode(payload: HostArray, num_bytes: int) -> Status | None:
     """The failure that a payload of a move of ``num_bytes`` is; None if it is the bytes themselves.
 
+    ``ANY_SIZE`` is that of strings: their bytes do not begin like the mark.
+
     Raises:
         ValueError: it is neither.
     """
     if payload.nbytes == num_bytes:
+        return None
+    if num_bytes == ANY_SIZE and payload[: len(_MARK)].tobytes() != _MARK:
         return None
     content = payload.tobytes()
     if not content.startswith(_MARK):

@@ -1,17 +1,22 @@
-"""StableHLO before it is compiled, read and changed by way of jaxlib's MLIR: a part of the adapter ``pjrt``."""
+"""StableHLO before it is compiled, read and changed by way of jaxlib's MLIR, and what its compiler asks: a part of the
+adapter ``pjrt``.
+"""
 
 import contextlib
 import io
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax._src.interpreters import mlir as jax_mlir
+from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.sharding import Shape
+from pathways_runtime.wire import partitioning
 from pathways_runtime.wire.callbacks import ATTRIBUTE, Functions, find_functions
 
 _DTYPE_OF_MLIR = {
@@ -118,6 +123,38 @@ def with_one_more_parameter(program: bytes, shape: Shape, dtype: np.dtype[Any]) 
     return bytecode(module)
 
 
+@contextlib.contextmanager
+def inspected(
+    program: bytes, target: str, xla_target: str, make: Callable[[bytes], Callable[[Any], None]]
+) -> Iterator[bytes]:
+    """A StableHLO program in which custom calls of ``target`` are inspections of XLA's: for as long as the context is
+    entered, XLA's partitioner tells each one's function, made by ``make`` from what the call is configured with, its
+    operand's sharding.
+
+    Raises:
+        ValueError: it cannot be parsed.
+    """
+    if target.encode() not in program:
+        yield program
+        return
+    # Kept by this frame.
+    functions: list[Callable[[Any], None]] = []
+
+    def replace(operation: Any) -> Any:
+        attributes = operation.attributes
+        if operation.name == "stablehlo.custom_call" and ir.StringAttr(attributes["call_target_name"]).value == target:
+            functions.append(make(ir.StringAttr(attributes["backend_config"]).value_bytes))
+            attributes["call_target_name"] = ir.StringAttr.get(xla_target)
+            # The addresses of the function.
+            attributes["backend_config"] = ir.StringAttr.get(xla_client.encode_inspect_sharding_callback(functions[-1]))
+        return ir.WalkResult.ADVANCE
+
+    module = parse(program)
+    with module.context:
+        module.operation.walk(replace)
+    yield bytecode(module)
+
+
 def as_bytecode(text: bytes) -> bytes:
     """A program in MLIR's text form as bytecode.
 
@@ -186,3 +223,46 @@ def _mlir_shape(result: Any) -> tuple[Shape, DType]:
         return (), DType.TOKEN
     tensor = ir.RankedTensorType(result)
     return tuple(tensor.shape), _DTYPE_OF_MLIR[str(tensor.element_type)]
+
+
+# What the compiler asks
+
+
+def register_partitioner(
+    target: str, of_user: Callable[..., Any], partition: Callable[..., Any], of_operands: Callable[..., Any]
+) -> None:
+    """Have XLA ask these functions about custom calls of ``target``, on any thread. What they raise fails the program.
+
+    Args:
+        of_user: ``(sharding of the result's user, shape, configuration) -> sharding``
+        partition: ``(shapes, shardings, result's shape and sharding, configuration) -> (MLIR of a part, operands'
+            shardings, result's sharding)``
+        of_operands: ``(shapes, shardings, result's shape, configuration) -> result's sharding``
+    """
+    xla_client.register_custom_call_partitioner(
+        target, of_user, partition, of_operands, can_side_effecting_have_replicated_sharding=True
+    )
+
+
+def shape_spec(shape: Any) -> partitioning.Shape:
+    """XLA's shape as a value."""
+    parts = shape.tuple_shapes() if shape.is_tuple() else [shape]
+    dimensions = tuple((part.numpy_dtype().name, tuple(part.dimensions())) for part in parts)
+    return partitioning.Shape(dimensions, shape.is_tuple())
+
+
+def sharding_bytes(sharding: Any) -> bytes:
+    """XLA's sharding as a serialized ``OpSharding``."""
+    return bytes(sharding.to_proto().SerializeToString())
+
+
+def sharding_of(serialized: bytes) -> Any:
+    """What ``sharding_bytes`` was given."""
+    proto = xla_client.OpSharding()
+    proto.ParseFromString(serialized)
+    return xla_client.HloSharding.from_proto(proto)
+
+
+def replicated_sharding() -> Any:
+    """XLA's sharding of what every device has whole."""
+    return xla_client.HloSharding.replicate()

@@ -13,6 +13,8 @@ same however many hosts there are.
 
 import contextlib
 import gc
+import importlib
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +29,7 @@ from jaxlib import _jax, lapack, xla_client
 from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.worker import mlir
+from pathways_runtime.worker import gpu, mlir
 
 try:
     # From jaxlib 0.10.2 on, XLA's own values are in a library of their own.
@@ -139,16 +141,46 @@ def make_cpu_client(
     return client, runtime
 
 
-def make_plugin_client(platform: str, membership: Membership | None) -> tuple[Client, Any]:
-    """A client of a PJRT plugin (cuda, tpu). Never run: the machines that this was built on have no accelerator."""
-    options: dict[str, Any] = dict(xla_client.generate_pjrt_gpu_plugin_options()) if platform == "cuda" else {}
+#: JAX's plugins for CUDA, newest first; of an installation, one.
+_CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+
+
+def make_plugin_client(platform: str, membership: Membership | None, num_slices: int) -> tuple[Client, Any]:
+    """A client of JAX's plugin for CUDA. docs/hardware.md says on what it was run.
+
+    Args:
+        num_slices: of the whole topology: how many clients there may be on a device, see ``gpu.client_options``.
+
+    Raises:
+        PjrtError: there is no such plugin, or it finds no device; or other members did not come in time.
+    """
+    if platform != gpu.PLATFORM:
+        raise PjrtError(f"UNIMPLEMENTED: there are no workers for {platform}")
+    _load_cuda_plugin()
+    options = gpu.client_options(xla_client.generate_pjrt_gpu_plugin_options(), os.environ, num_slices)
     runtime = None
     if membership is not None:
         runtime = _join(membership)
         options |= {"node_id": membership.rank, "num_nodes": membership.num_members}
-    if not xla_client.pjrt_plugin_initialized(platform):
-        xla_client.initialize_pjrt_plugin(platform)
     return xla_client.make_c_api_client(platform, options, runtime), runtime
+
+
+def _load_cuda_plugin() -> None:
+    if not xla_client.pjrt_plugin_loaded(gpu.PLATFORM):
+        for name in _CUDA_PLUGINS:
+            try:
+                plugin = importlib.import_module(name)
+            except ModuleNotFoundError as failure:
+                if failure.name not in (name, name.partition(".")[0]):
+                    raise
+            else:
+                # Also registers what JAX's own programs call on GPUs: solvers, kernels, callbacks.
+                plugin.initialize()
+                break
+        else:
+            raise PjrtError("FAILED_PRECONDITION: JAX's plugin for CUDA is not installed: pip install 'jax[cuda12]'")
+    if not xla_client.pjrt_plugin_initialized(gpu.PLATFORM):
+        xla_client.initialize_pjrt_plugin(gpu.PLATFORM)
 
 
 def describe_tpu(topology: str, num_slices: int) -> Client:
@@ -163,11 +195,29 @@ def describe_tpu(topology: str, num_slices: int) -> Client:
     return description.devices[0].client
 
 
+def describe_gpus(description: str, num_slices: int, num_hosts: int, devices_per_host: int) -> Client:
+    """The same of XLA's compiler for GPUs.
+
+    Args:
+        description: ``GpuTargetConfigProto`` as text.
+        num_hosts: of each slice.
+
+    Raises:
+        PjrtError: there is no such compiler here, or it does not take the description.
+    """
+    from jax.experimental import topologies
+
+    shape = f"{num_slices}x{num_hosts}x{devices_per_host}"
+    described = topologies.get_topology_desc("", gpu.PLATFORM, topology=shape, target_config=description)
+    return described.devices[0].client
+
+
 def describe_platform(platform: str) -> tuple[str, str]:
     """(platform version, device kind). Makes a client of its own for a moment where that is cheap."""
     if platform != "cpu":
-        # One client per process is all that an accelerator may allow; what these are is seen when worlds form.
-        return platform, platform
+        # A client takes memory on its devices, so the first is made for a world. The driver knows their names.
+        names = gpu.device_names() if platform == gpu.PLATFORM else []
+        return platform, next(iter(names), platform)
     client = xla_client.make_cpu_client(asynchronous=True, num_devices=1)
     return str(client.platform_version), str(client.local_devices()[0].device_kind)
 
@@ -192,7 +242,8 @@ def describe_hardware(devices: Sequence[Device]) -> str:
     places = [
         f"{numbers[_slice_index(device)]}:{list(device.coords)}/{device.core_on_chip}"
         for device in devices
-        if hasattr(device, "coords")
+        # GPUs have coordinates at some jaxlibs, which say nothing that code depends on.
+        if device.platform == "tpu"
     ]
     return "\n".join([*kinds, *places])
 
@@ -312,7 +363,9 @@ def adopt(shard: Array, device: Device) -> Array:
     Raises:
         PjrtError: this type of array cannot be shared between clients; ``copy`` can copy it.
     """
-    return _jax.dlpack_managed_tensor_to_buffer(_jax.buffer_to_dlpack_managed_tensor(shard), device, None)
+    # A client of GPUs puts what it does with the memory behind what is in this stream.
+    stream = None if device.platform == "cpu" else device.get_stream_for_external_ready_events()
+    return _jax.dlpack_managed_tensor_to_buffer(_jax.buffer_to_dlpack_managed_tensor(shard), device, stream)
 
 
 def view(shard: Array) -> np.ndarray:
@@ -567,8 +620,14 @@ def memory_stats(executable: Executable) -> dict[str, int]:
 
 
 def cost_analysis(executable: Executable) -> dict[str, float]:
-    """What XLA thinks an execution costs; numbers only."""
-    return {name: float(value) for name, value in executable.cost_analysis().items() if isinstance(value, int | float)}
+    """What XLA thinks an execution costs; numbers only. Empty where the plugin does not say."""
+    try:
+        costs = executable.cost_analysis()
+    except PjrtError as failure:
+        if status_of(failure).code is not Code.UNIMPLEMENTED:
+            raise
+        return {}
+    return {name: float(value) for name, value in costs.items() if isinstance(value, int | float)}
 
 
 # Failures

@@ -22,6 +22,9 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -41,6 +44,9 @@ PRELOAD_VARIABLE = "LD_PRELOAD"
 #: Leave gloo in plain TCP, to compare.
 PLAIN_VARIABLE = "SLURM_PATHWAYS_TEST_PLAIN_COLLECTIVES"
 
+#: What the library adds to a process.
+_ENTRY = "slurm_pathways_private_sockets_use"
+_TRY_TIMEOUT_S = 20.0
 #: As in private_sockets.h.
 _STAND_INS = ipaddress.IPv4Network("127.192.0.0/10")
 #: What the library says first on a connection that leads elsewhere: member, port.
@@ -76,8 +82,9 @@ def preload(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     path = LIBRARY
     # The loader takes both for separators, and knows no quoting.
     if set(" :") & set(str(path)):
-        path = folder / LIBRARY.name
-        if not path.is_symlink():
+        path = folder.absolute() / LIBRARY.name
+        # Supervisors of one machine may share the folder.
+        with contextlib.suppress(FileExistsError):
             path.symlink_to(LIBRARY)
     before = environ.get(PRELOAD_VARIABLE)
     return {PRELOAD_VARIABLE: f"{path}:{before}" if before else str(path)}
@@ -85,7 +92,25 @@ def preload(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 def is_preloaded() -> bool:
     """Whether the library is in this process, before the C library."""
-    return hasattr(ctypes.CDLL(None), "slurm_pathways_private_sockets_use")
+    return hasattr(ctypes.CDLL(None), _ENTRY)
+
+
+def try_preloading(environ: Mapping[str, str]) -> str:
+    """Starts a process as an executor is started: why it has no private sockets; empty: it has.
+
+    Raises:
+        OSError: it cannot be started, or there is no temporary folder. subprocess.TimeoutExpired: it does not end.
+    """
+    if reason := why_not(environ):
+        return reason
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-I", "-c", f"import ctypes; ctypes.CDLL(None).{_ENTRY}"]
+        variables = {**environ, **preload(environ, Path(folder))}
+        done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=_TRY_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.strip().splitlines() or ["nothing was said of it"]
+    return f"{LIBRARY} cannot be preloaded: {said[0]}"
 
 
 def folder_beside(data_address: str) -> Path:
@@ -123,7 +148,7 @@ class PrivateSockets:
         self._is_closed = False
         folder.mkdir(mode=0o700)
         library = ctypes.CDLL(None, use_errno=True)
-        if library.slurm_pathways_private_sockets_use(os.fsencode(folder), ctypes.c_uint32(host)) != 0:
+        if library[_ENTRY](os.fsencode(folder), ctypes.c_uint32(host)) != 0:
             number = ctypes.get_errno()
             shutil.rmtree(folder)
             raise OSError(number, f"no private sockets in {folder}: {os.strerror(number)}")

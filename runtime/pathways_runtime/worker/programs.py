@@ -14,7 +14,7 @@ from pathways_runtime.core.sharding import Shape
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.usage import ProgramUsage, device_ranges
 from pathways_runtime.wire.messages import ProgramMetadata
-from pathways_runtime.worker import callbacks, gates, mlir, pjrt, protobuf, threads
+from pathways_runtime.worker import callbacks, gates, mlir, partitioning, pjrt, protobuf, threads
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram, cache_key, cpu_features
 from pathways_runtime.worker.shards import Shards
 from pathways_runtime.worker.worlds import Placement, World
@@ -31,8 +31,12 @@ _ALIAS_ENTRIES = 1
 _ENTRY_PARAMETER = 2
 
 
+#: The outputs, what tells of the end, and when PJRT was given it, on ``time.monotonic``.
+Launched = tuple[tuple[Shards, ...], pjrt.Token, float]
+
+
 class LoadedProgram:
-    """An executable that is loaded here, with all that a launch needs. Immutable, but for ``usage`` and ``last_*``.
+    """An executable that is loaded here, with all that a launch needs. It changes in ``usage`` and ``last_launch_s``.
 
     Attributes:
         executable: PJRT's.
@@ -43,7 +47,6 @@ class LoadedProgram:
         parameters: (shape, kind) of one device's shard, per parameter.
         last_launch_s: how long PJRT took to take in the last execution. Programs of one device per host run inside that
             call unless XLA thinks them expensive.
-        last_launched_s: when that was, on ``time.monotonic``.
         name, scope: what its use is accounted under; see ``ProgramUsage``.
         usage: its row, once it has been launched.
     """
@@ -55,7 +58,6 @@ class LoadedProgram:
         "handlers",
         "is_whole_program",
         "last_launch_s",
-        "last_launched_s",
         "name",
         "parameters",
         "placements",
@@ -73,7 +75,6 @@ class LoadedProgram:
         self.scope = device_ranges(devices)
         self.usage: ProgramUsage | None = None
         self.last_launch_s = 0.0
-        self.last_launched_s = 0.0
         by_physical = {world.device(device).id: device for device in devices}
         self.is_whole_program = len(executable.local_devices()) == len(set(devices))
         self.devices = tuple(by_physical[device.id] for device in executable.local_devices())
@@ -99,12 +100,12 @@ class LoadedProgram:
         local = pjrt.join(pjrt.shards(array), placement.sharding)
         return pjrt.copy(local, placement.device_list, placement.sharding)
 
-    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
+    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> Launched:
         """Enqueue one execution; see ``pjrt.execute``."""
-        self.last_launched_s = started_s = time.monotonic()
+        started_s = time.monotonic()
         outputs, token = pjrt.execute(self.executable, arguments, self.handlers, launch_id)
         self.last_launch_s = time.monotonic() - started_s
-        return tuple(map(Shards, outputs, self.placements)), token
+        return tuple(map(Shards, outputs, self.placements)), token, started_s
 
     def as_program(self, donated: tuple[int, ...]) -> Program:
         """As the core sees it."""
@@ -121,7 +122,7 @@ class GatedProgram(LoadedProgram):
 
     __slots__ = ()
 
-    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> tuple[tuple[Shards, ...], pjrt.Token]:
+    def launch(self, arguments: Sequence[pjrt.Array], launch_id: int) -> Launched:
         """See ``LoadedProgram``."""
         if len(self.devices) > 1:
             # Other hosts have one device each.
@@ -130,9 +131,7 @@ class GatedProgram(LoadedProgram):
             return threads.apart(self._launch_behind_gate, arguments, launch_id)
         return self._launch_behind_gate(arguments, launch_id)
 
-    def _launch_behind_gate(
-        self, arguments: Sequence[pjrt.Array], launch_id: int
-    ) -> tuple[tuple[Shards, ...], pjrt.Token]:
+    def _launch_behind_gate(self, arguments: Sequence[pjrt.Array], launch_id: int) -> Launched:
         held, open_gate = self.world.gate(self.devices[0]).shut()
         try:
             return super().launch([*arguments, held], launch_id)
@@ -219,7 +218,7 @@ def load(
     Args:
         devices: virtual, every device of the program.
         options: the client's ``CompileOptionsProto``; device ids in it are virtual.
-        call: makes the calls of the program's callbacks, should it have some.
+        call: makes the calls of the program's callbacks and of its compiler, should it have some.
 
     Raises:
         PjrtError: it does not compile. ValueError: the program or the options are not what they should be.
@@ -234,7 +233,8 @@ def load(
             compiled = None
     is_from_cache = compiled is not None
     if compiled is None:
-        executable = pjrt.compile_program(world.client, program, physical, settings, forwarders)
+        with partitioning.asking(program, call) as asking_program:
+            executable = pjrt.compile_program(world.client, asking_program, physical, settings, forwarders)
         compiled = describe(executable, program, num_hidden_parameters=int(is_gated))
         cache.store(key, compiled)
     make = GatedProgram if is_gated else LoadedProgram

@@ -39,4 +39,5 @@ def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane, collecti
         "waiting": waiting,
         "launches_in_flight": dispatcher.completions.num_in_flight(),
         "usage": dispatcher.completions.report_usage(),
+        "python": dispatcher.python_processes(),
     }

@@ -30,7 +30,7 @@ from pathways_runtime.transport.lifeline import (
 )
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
-from pathways_runtime.worker import private_sockets
+from pathways_runtime.worker import gpu, private_sockets
 from pathways_runtime.worker.relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class SupervisorOptions:
     advertise: str | None = None
     data_plane_encryption: str = "tls"
     controller_timeout_s: float = CONTROLLER_TIMEOUT_S
+    first_device: int = 0
 
 
 def parse_options(argv: Sequence[str]) -> SupervisorOptions:
@@ -90,6 +91,7 @@ def parse_options(argv: Sequence[str]) -> SupervisorOptions:
     parser.add_argument("--name", required=True, help="the host's name for people")
     parser.add_argument("--devices-per-host", type=int, required=True)
     parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--first-device", type=int, default=0, help="the first of this worker's devices on the machine")
     parser.add_argument("--compile-cache", type=Path, required=True, help="folder of compiled programs")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder for sockets")
     parser.add_argument("--log-dir", type=Path, required=True)
@@ -109,6 +111,9 @@ def executor_environment(inherited: Mapping[str, str], options: SupervisorOption
     """The executor's environment: what it inherits without the user's settings of JAX and XLA, and with ours of malloc.
 
     What only matters once jaxlib is loaded, the executor sets itself (``worker.environment``).
+
+    Raises:
+        DevicesMissing: there are fewer GPUs than this host needs.
     """
     environment = {
         name: value
@@ -122,6 +127,10 @@ def executor_environment(inherited: Mapping[str, str], options: SupervisorOption
     environment.setdefault("PYTHONFAULTHANDLER", "1")
     if options.worker_xla_flags:
         environment["XLA_FLAGS"] = options.worker_xla_flags
+    if options.platform == gpu.PLATFORM:
+        environment |= gpu.executor_environment(
+            inherited, options.first_device, options.devices_per_host, options.advertise
+        )
     if options.platform == "cpu":
         environment |= private_sockets.preload(environment, options.run_dir)
     return environment
@@ -320,6 +329,10 @@ class Supervisor:
                 env=executor_environment(os.environ, options),
                 log_path=log_path,
             )
+        except gpu.DevicesMissing as failure:
+            logger.error("the executor of %s cannot be started: %s", options.name, failure)
+            self._report_exit(epoch, 1, str(failure))
+            return
         except OSError as failure:
             logger.exception("the executor of %s cannot be started", options.name)
             self._report_exit(epoch, 127, f"{self._executor_command[0]} cannot be started: {failure}")
@@ -372,6 +385,7 @@ class Supervisor:
             *("--platform", options.platform),
             *("--compile-cache", str(options.compile_cache)),
             *("--data-listen", self._data_address(epoch)),
+            *("--python-log", str(options.log_dir / f"python-{options.worker_id}.log")),
         ]
         if relay_address:
             argv.append("--behind-relay")

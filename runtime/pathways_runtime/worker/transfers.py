@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.sharding import box_shape
 from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure
@@ -25,6 +26,7 @@ from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.buffers import HostArray, from_bytes, section, zeros
 from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.shards import Shards, joined, migrate
+from pathways_runtime.worker.strings import Strings, strings_of
 from pathways_runtime.worker.threads import Pool, tell
 from pathways_runtime.worker.worlds import Placement, World
 
@@ -113,7 +115,7 @@ class Transfers:
     def send(self, instruction: SendPieces) -> Instructions | None:
         """Perform SendPieces: at once if all sources are ready, else on a thread."""
         sources = [piece.source.array.value for piece in instruction.pieces if piece.source is not None]
-        if all(value is None or pjrt.is_ready(value.array) for value in sources):
+        if all(value is None or type(value) is Strings or pjrt.is_ready(value.array) for value in sources):
             with contextlib.suppress(_NotAtOnce):
                 return self._take(self._send_now(instruction, may_wait=False))
         self._threads.submit(self._send_when_ready, instruction)
@@ -140,6 +142,8 @@ class Transfers:
             assert piece.failure is not None
             return failures.encode(piece.failure, piece.num_bytes)
         array = piece.source.array
+        if isinstance(array.value, Strings):
+            return array.value.shards[piece.source.position]
         try:
             contents = section(pjrt.view(value_of(array).shard(piece.source.position)), piece.source_box)
             return np.ascontiguousarray(contents)
@@ -182,6 +186,8 @@ class Transfers:
         array, result = instruction.array, instruction.result
         sources = [part.source.array for parts in instruction.parts for part in parts if part.source is not None]
         made: Event
+        if result.dtype is DType.STRING:
+            return [ReadTaken(tuple(sources)), self._assemble_strings(instruction)]
         try:
             placement = self._home().placement(array.devices, result.memory_kind)
             pieces: list[pjrt.Array] = []
@@ -195,6 +201,20 @@ class Transfers:
             status = first_failure(sources) or self._why(failure, may_wait)
             made = ArrayFailed(instruction.session, instruction.op_id, array, status)
         return [ReadTaken(tuple(sources)), made]
+
+    @staticmethod
+    def _assemble_strings(instruction: AssembleArray) -> Event:
+        array = instruction.array
+        # Strings are moved by whole shards only.
+        parts = [part for (part,) in instruction.parts]
+        try:
+            shards = [
+                part.payload if part.source is None else strings_of(part.source.array).shards[part.source.position]
+                for part in parts
+            ]
+        except StatusError as failure:
+            return ArrayFailed(instruction.session, instruction.op_id, array, failure.status)
+        return ArrayMade(instruction.session, array, Strings(array.devices, shards))
 
     def _piece(
         self,

@@ -209,5 +209,8 @@ def form(
         gloo = gloo_sockets.Listener()
         client, runtime = pjrt.make_cpu_client(topology.devices_per_host, membership, collectives_host, gloo.note())
     else:
-        client, runtime = pjrt.make_plugin_client(platform, membership)
+        client, runtime = pjrt.make_plugin_client(platform, membership, topology.num_slices)
+    num_devices = len(client.local_devices())
+    if num_devices != topology.devices_per_host:
+        raise ValueError(f"this host has {num_devices} {platform} devices, and needs {topology.devices_per_host}")
     return World(world, topology, hosts, rank, client, runtime, gloo)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pathways_runtime.worker.aot import targets
-from slurm_pathways.config import RECORDS_VARIABLE, ConfigurationError, gather
+from slurm_pathways.config import CUDA, RECORDS_VARIABLE, ConfigurationError, gather
 from slurm_pathways.launch.compiling.report import CompileReport
 from slurm_pathways.launch.compiling.runtime import CompileRuntime, CompileSpec, spec_for
 from slurm_pathways.launch.compiling.settings import USED_SETTINGS
@@ -32,7 +32,7 @@ class _CompileProgress(Progress):
         spec = self._compile_spec
         slices = "" if spec.num_slices == 1 else f"{spec.num_slices} slices of "
         self.stage(
-            f"compiling for {slices}{spec.topology} ({spec.num_devices} devices), nothing is executed; logs in {logs}"
+            f"compiling for {slices}{spec.topology}, {spec.num_devices} device(s), nothing is executed; logs in {logs}"
         )
 
 
@@ -66,10 +66,8 @@ def compile_program(
         target = targets.parse(topology)
     except targets.TargetError as failure:
         raise ConfigurationError(f"--topology {failure}") from failure
-    if target.platform == "tpu" and find_spec("libtpu") is None:
-        raise ConfigurationError(
-            f"--topology {topology}: the compiler for TPU is not installed here: pip install 'slurm-pathways[tpu]'"
-        )
+    if (wanted := missing_compiler(target.platform)) is not None:
+        raise ConfigurationError(f"--topology {topology}: the compiler for it is not installed here: {wanted}")
     given = gather(options, environ, config_path)
     spec = spec_for(target, num_slices, idle_launches, {key: given[key] for key in given if key in USED_SETTINGS})
     check_machine(spec)
@@ -93,6 +91,15 @@ def compile_program(
     if verbosity >= 0 or report.has_failures:
         print(report.as_text(), file=sys.stderr)
     return final_exit_code(exit_code, report.was_idle, report.has_failures)
+
+
+def missing_compiler(platform: str) -> str | None:
+    """How to install the compiler for a platform that is not installed; None if it is."""
+    if platform == "tpu" and find_spec("libtpu") is None:
+        return "pip install 'slurm-pathways[tpu]'"
+    if platform == CUDA and not (find_spec("jax_cuda12_plugin") or find_spec("jax_cuda13_plugin")):
+        return "pip install 'slurm-pathways[cuda]'"
+    return None
 
 
 def final_exit_code(exit_code: int, was_idle: bool, has_failures: bool) -> int:

@@ -102,7 +102,7 @@ class CompileReport:
         """For people."""
         programs = list(self._programs.values())
         slices = "" if self._num_slices == 1 else f"{self._num_slices} slices of "
-        place = f"{self._num_devices} devices of {slices}{self._topology}"
+        place = f"{_count(self._num_devices, 'device')} of {slices}{self._topology}"
         lines = [f"{_count(len(programs), 'program')} compiled for {place}"]
         if programs:
             title = "memory of one device, and what one execution of it costs there:"

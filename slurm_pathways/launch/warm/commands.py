@@ -13,7 +13,7 @@ from slurm_pathways.config import ConfigurationError, RuntimeSpec, gather, resol
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import RuntimeEvent
 from slurm_pathways.launch.local import LocalRuntime
-from slurm_pathways.launch.preflight import check_machine
+from slurm_pathways.launch.preflight import check_devices, check_machine
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.run import run_local
 from slurm_pathways.launch.run_folder import RunRecord, is_live
@@ -112,6 +112,7 @@ def up(where: Where, wishes: Wishes, verbosity: int, *, in_foreground: bool) -> 
     job_id = None
     if where.is_local:
         spec = wishes.spec()
+        check_devices(spec, environ)
 
         def make_runtime(on_event: Callable[[RuntimeEvent], None]) -> LocalRuntime:
             return LocalRuntime(spec, on_event=on_event, environ=environ)

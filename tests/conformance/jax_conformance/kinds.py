@@ -35,13 +35,6 @@ KINDS: tuple[Kind, ...] = (
         is_clients=False,
     ),
     Kind(
-        "the compiler calls Python",
-        "the compiler, which is not in the client's process",
-        "custom_partitioning and inspect_array_sharding inside of jit name Python functions of the client, which XLA "
-        "would call while it compiles, on a worker. Refused with a message.",
-        is_clients=True,
-    ),
-    Kind(
         "operations too new to be sent",
         "Failed to serialize StableHLO to plugin version",
         "JAX's client writes programs in a version of StableHLO some weeks old, so that servers can be older; what is "
@@ -49,35 +42,16 @@ KINDS: tuple[Kind, ...] = (
         is_clients=True,
     ),
     Kind(
-        "tokens as arguments",
-        "doesn't support token or opaque",
-        "Programs with ordered effects take tokens. XLA has no layouts for them, and the executor takes this for a "
-        "failure of the compilation; JAX itself goes on without layouts.",
-        is_clients=False,
-    ),
-    Kind(
-        "colocated Python",
-        "CustomCallProgram are not supported",
-        "Functions that run on the hosts are not served.",
-        is_clients=False,
-    ),
-    Kind(
         "buffer protocol, dlpack",
         "Only local arrays are supported|__dlpack__|[Dd][Ll][Pp]ack",
-        "JAX's client gives the memory of arrays of its own process only; np.asarray copies.",
+        "JAX's client gives the memory of arrays of its own process only. Our plugin gives a copy: by DLPack, and as a "
+        "buffer from Python 3.12 on, earlier ones have no way to. What is left calls jaxlib itself.",
         is_clients=True,
-    ),
-    Kind(
-        "costs before compilation",
-        "LowerCostAnalysis|lower_cost_analysis",
-        "Lowered.cost_analysis asks a compiler in the client's process; compile().cost_analysis() works.",
-        is_clients=True,
-        in_id=True,
     ),
     Kind(
         "pointers of buffers",
         "implemented for a PjRt-compatible backend only",
-        "unsafe_buffer_pointer, on_device_size_in_bytes and the like ask for addresses in another process.",
+        "unsafe_buffer_pointer asks for an address, which is one in another process.",
         is_clients=True,
     ),
     Kind(
@@ -96,7 +70,14 @@ KINDS: tuple[Kind, ...] = (
         "donated arguments that had to be moved",
         "test_fully_replicated_donated_array_is_deleted",
         "Of an argument that lies elsewhere than its program needs it, plain JAX uses the shard that is in place and "
-        "so deletes it; here it is copied and stays readable.",
+        "so deletes it; here it is copied and stays readable ([why](decisions.md)).",
+        is_clients=False,
+        in_id=True,
+    ),
+    Kind(
+        "how devices are written",
+        "DeviceTest.test_(repr|str)",
+        "str(device) says slice, host and coordinates.",
         is_clients=False,
         in_id=True,
     ),

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify, io_callback
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -345,6 +346,48 @@ def functions_of_deleted_programs_are_freed() -> Any:
     jax.block_until_ready([jax.jit(lambda v: v + 1)(x) for x in (jnp.float32(0), everywhere)])
     num_freed = sum(freed.acquire(timeout=60) for _ in range(num_programs))
     return num_freed, [float(np.asarray(result).sum()) for result in results]
+
+
+@check
+def the_compiler_asks_how_to_partition() -> Any:
+    asked: list[Any] = []
+
+    @custom_partitioning
+    def scale(v: Any) -> Any:
+        return v * 3
+
+    def partition(mesh: Any, operands: Any, result: Any) -> Any:
+        asked.append([str(operands[0].sharding.spec), operands[0].shape])
+        return mesh, lambda part: part * 3 + part.shape[0], result.sharding, (operands[0].sharding,)
+
+    scale.def_partition(partition, sharding_rule="i -> i")
+    x = jax.device_put(jnp.arange(16.0), NamedSharding(MESH, P("x")))
+    result = jax.jit(lambda v: scale(v) + 1)(x)
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("cannot be partitioned")
+
+    scale.def_partition(fail, sharding_rule="i -> i")
+    try:
+        failed = str(jax.jit(lambda v: scale(v) + 2)(x))
+    except jax.errors.JaxRuntimeError as error:
+        failed = "failed: " + str("ValueError: cannot be partitioned" in str(error))
+    return asked, result.tolist(), failed
+
+
+@check
+def the_compiler_tells_shardings() -> Any:
+    told: list[str] = []
+
+    def program(v: Any) -> Any:
+        doubled = v.reshape(4, 4) * 2
+        jax.debug.inspect_array_sharding(doubled, callback=lambda sharding: told.append(str(sharding.spec)))
+        jax.debug.print("{}", doubled.sum())
+        return doubled
+
+    x = jax.device_put(jnp.arange(16.0), NamedSharding(FIRST_FOUR, P("x")))
+    lines = printed(lambda: told.append(str(jax.jit(program)(x).tolist())))
+    return told, lines
 
 
 @check

@@ -38,7 +38,7 @@ def arrays_for_other_libraries() -> Returned:
         np.from_dlpack(jax.device_put(ramp(8), sharded(mesh_1d(), "x")))
     except BufferError as error:
         seen += str(error)
-    return taken, again, seen
+    return taken, again, seen, hasattr(x, "__cuda_array_interface__")
 
 
 @check(EXACT)

@@ -45,10 +45,24 @@ def test_what_scontrol_says() -> None:
     task = named.replace("JobId=9 ", "JobId=12 ArrayJobId=9 ArrayTaskId=3 ").replace("ExitCode=0:0", "ExitCode=0:9")
     assert from_scontrol(named.rstrip() + "\n\n" + task) == (
         Outcome("9", "RUNNING", ExitStatus(0, 0), "/dev/null"),
-        Outcome("12", "RUNNING", ExitStatus(0, 9), "/dev/null"),
+        Outcome("9_3", "RUNNING", ExitStatus(0, 9), "/dev/null"),
     )
+    [waiting] = from_scontrol(task.replace("ArrayTaskId=3 ", "ArrayTaskId=4-7,9%2 "))
+    assert waiting.job == "9_[4-7,9%2]"
     with pytest.raises(ValueError, match="not what scontrol show job prints: 'JobState' is missing"):
         from_scontrol("JobId=9 JobName=a\n")
+
+
+def test_which_tasks_it_is_about() -> None:
+    for job, jobs in (
+        ("9", {"9"}),
+        ("9_3", {"9_3"}),
+        ("9_[4-6,9%2]", {"9_4", "9_5", "9_6", "9_9"}),
+        ("9_[1-7:3]", {"9_1", "9_4", "9_7"}),
+        ("9_[0]", {"9_0"}),
+        ("9_[1,3,5,...]", None),
+    ):
+        assert Outcome(job, "PENDING", ExitStatus(0, 0)).jobs == jobs
 
 
 def row(job: str, state: str, exit_code: str) -> str:

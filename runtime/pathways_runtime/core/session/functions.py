@@ -169,9 +169,7 @@ def _call(
     handles = (executable.on_workers, *request.args_handles)
     state.out.append(
         SubmitOperation(
-            CallFunction(
-                op_id, executable.on_workers, request.args_handles, tuple(made), request.execution_stream
-            ),
+            CallFunction(op_id, executable.on_workers, request.args_handles, tuple(made), request.execution_stream),
             executable.hosts,
             is_transfer=True,
             reads=state.order_reads(handles, arguments),

@@ -318,6 +318,9 @@ def _shards(intervals: Iterable[Interval]) -> list[int]:
 def _make(state: SessionState, news: list[_NewArray]) -> None:
     """Record new arrays, and submit one Alias and one Transfer at most for those that are not poisoned."""
     records = state.arrays.records
+    for new in news:
+        if new.dtype is DType.STRING and any(move.source_box or move.target_box for _, move in new.moves):
+            raise error(Code.UNIMPLEMENTED, "arrays of strings can be moved, but not cut in another way, on workers")
     aliases, transfers = [], []
     for new in news:
         cause = _cause(state, new)

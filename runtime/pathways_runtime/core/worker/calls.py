@@ -78,26 +78,26 @@ class Calls:
             waiting = queue.popleft()
             self._begin(waiting, out)
             if session.forgotten:
-                self._forget_unwanted(session, out)
+                self._forget_after(session, waiting, out)
         if not queue:
             del session.calls[stream]
 
     def forget(self, session: Session, program: Program, out: Instructions) -> None:
-        """Nobody names a function any more; calls of it that were received still run."""
-        if self._is_wanted(session, program):
-            session.forgotten.append(program)
+        """Nobody names a function any more. It goes when the calls that were received before have begun: also those of
+        other functions, as what it refers to may be what they look for."""
+        before = {waiting for queue in session.calls.values() for waiting in queue}
+        if before:
+            session.forgotten.append((program, before))
         else:
             out.append(ForgetFunction(session.id, program))
 
-    def _forget_unwanted(self, session: Session, out: Instructions) -> None:
-        unwanted = [program for program in session.forgotten if not self._is_wanted(session, program)]
-        if unwanted:
-            session.forgotten = [program for program in session.forgotten if self._is_wanted(session, program)]
-            out.extend(ForgetFunction(session.id, program) for program in unwanted)
-
     @staticmethod
-    def _is_wanted(session: Session, program: Program) -> bool:
-        return any(waiting.subject.program is program for queue in session.calls.values() for waiting in queue)
+    def _forget_after(session: Session, begun: WaitingOperation, out: Instructions) -> None:
+        for program, before in session.forgotten:
+            before.discard(begun)
+            if not before:
+                out.append(ForgetFunction(session.id, program))
+        session.forgotten = [entry for entry in session.forgotten if entry[1]]
 
     def _begin(self, waiting: WaitingOperation, out: Instructions) -> None:
         call: PendingCall = waiting.subject
@@ -112,7 +112,10 @@ class Calls:
                 f"{self._name} was asked to call function {operation.executable}, which it has not loaded",
             )
         elif failure is None:
-            out.append(MakeCall(session.id, operation.op_id, program, operation.stream, call.arguments, call.results))
+            handles = tuple([result.handle for result in operation.results])
+            out.append(
+                MakeCall(session.id, operation.op_id, program, operation.stream, call.arguments, handles, call.results)
+            )
             return
         assert failure is not None
         for array in waiting.arrays:

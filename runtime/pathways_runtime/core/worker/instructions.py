@@ -12,6 +12,9 @@ from pathways_runtime.core.stored import StoredArray, TileIndex
 from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 from pathways_runtime.core.worker.launches import PendingLaunch
 
+#: Of a piece of which only the sender knows how many bytes it has.
+ANY_SIZE = -1
+
 
 class Instruction(msgspec.Struct, frozen=True):
     """Base of all instructions."""
@@ -65,7 +68,8 @@ class MakeCall(Instruction, frozen=True):
 
     Attributes:
         arguments: None for one without shards here.
-        results: the arrays that it brings about, with what they are like.
+        handles: of all results of the function, in order.
+        results: those with shards here, with what they are like.
     """
 
     session: SessionId
@@ -73,6 +77,7 @@ class MakeCall(Instruction, frozen=True):
     program: Program
     stream: int
     arguments: tuple[LocalArray | None, ...]
+    handles: tuple[Handle, ...]
     results: tuple[tuple[LocalArray, ShardedResult], ...]
 
 
@@ -84,7 +89,8 @@ class CountCall(Instruction, frozen=True):
 
 
 class ForgetFunction(Instruction, frozen=True):
-    """The session's Python process needs a function no more. Later calls begin when it has let go of it."""
+    """The session's Python process needs a function no more. It lets go of it when calls that it was asked for before
+    have ended; if all have, later calls begin after that."""
 
     session: SessionId
     program: Program
@@ -120,7 +126,7 @@ class ExpectPiece(Instruction, frozen=True):
 
     Attributes:
         sender: the host that sends it.
-        num_bytes: its size.
+        num_bytes: its size, or ``ANY_SIZE``.
     """
 
     session: SessionId

@@ -122,7 +122,7 @@ class Session:
         is_closed: what waits goes on no more.
         waiting: operations that wait for arrays.
         calls: of functions, that have not begun, by stream; see ``core.worker.calls``.
-        forgotten: functions that some of ``calls`` still need, and nobody else.
+        forgotten: functions that nobody names any more, each with the calls that must begin before it goes.
     """
 
     __slots__ = (
@@ -148,4 +148,4 @@ class Session:
         self.wanted_pieces: dict[tuple[OpId, int], tuple[TransferAssembly, MovedPart]] = {}
         self.waiting: set[WaitingOperation] = set()
         self.calls: dict[int, deque[WaitingOperation]] = {}
-        self.forgotten: list[Program] = []
+        self.forgotten: list[tuple[Program, set[WaitingOperation]]] = []

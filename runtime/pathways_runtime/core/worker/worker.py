@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId
 from pathways_runtime.core.operations import (
     Alias,
@@ -56,6 +57,7 @@ from pathways_runtime.core.worker.events import (
     SessionOpened,
 )
 from pathways_runtime.core.worker.instructions import (
+    ANY_SIZE,
     AnswerAwait,
     AnswerFetch,
     AssembleArray,
@@ -686,6 +688,8 @@ def _release(arrays: Iterable[LocalArray]) -> None:
 
 
 def _num_bytes(move: Move, result: ShardedResult) -> int:
-    """Size of a move's bytes, dense."""
+    """Size of a move's bytes, dense; ``ANY_SIZE`` of strings, which are moved by whole shards."""
+    if result.dtype is DType.STRING:
+        return ANY_SIZE
     shape = result.shape if move.target_box is None else box_shape(move.target_box)
     return num_elements(shape) * result.dtype.itemsize_bytes

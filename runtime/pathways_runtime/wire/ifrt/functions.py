@@ -20,6 +20,8 @@ from pathways_runtime.wire.ifrt.values import decode_dtype, decode_shape
 CUSTOM_CALL_PROGRAM = "xla::ifrt::CustomCallProgram"
 #: The version is of what is pickled; JAX's own, which must be the same on both ends, says more.
 _TYPE_PREFIX = "jax_colocated_python_v"
+#: What JAX adds to the name of a function whose results it does not know beforehand.
+_SUFFIXES = ("_output_specs_and_push_result", "_pop_result")
 
 
 def decode_function(content: bytes) -> CompileFunction:
@@ -38,12 +40,13 @@ def decode_function(content: bytes) -> CompileFunction:
         ) from failure
     if not proto.type.startswith(_TYPE_PREFIX):
         raise error(Code.UNIMPLEMENTED, f"custom calls of type {proto.type!r} are not supported")
+    name = proto.name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
     inputs, outputs = tuple(map(_spec, proto.input_specs)), tuple(map(_spec, proto.output_specs))
-    program = FunctionProgram(
-        proto.name, pickled, tuple(map(_sent_spec, inputs)), tuple(map(_sent_spec, outputs)), origin
-    )
+    program = FunctionProgram(name, pickled, tuple(map(_sent_spec, inputs)), tuple(map(_sent_spec, outputs)), origin)
     devices = tuple(map(DeviceId, proto.devices.device_ids))
-    return CompileFunction(proto.name, encode_program(program), FUNCTION_OPTIONS, devices, inputs, outputs)
+    return CompileFunction(name, encode_program(program), FUNCTION_OPTIONS, devices, inputs, outputs)
 
 
 def _spec(proto: Any) -> ArraySpec:

@@ -22,8 +22,8 @@ XLA_PROGRAM = "xla::ifrt::XlaProgram"
 XLA_COMPILE_OPTIONS = "xla::ifrt::XlaCompileOptions"
 
 #: Custom calls for which XLA, while it compiles, calls Python functions of the client: by their addresses, which in a
-#: worker ends the process, or by a number that a worker knows nothing of. The names stand NUL-terminated in MLIR's
-#: bytecode.
+#: worker ends the process, or by a number that a worker knows nothing of. Our plugin gives them other names
+#: (``wire.partitioning``). The names stand NUL-terminated in MLIR's bytecode.
 _CALLS_TO_CLIENT = {
     b"InspectSharding": "jax.debug.inspect_array_sharding (also visualize_array_sharding inside of jit). Outside of "
     "jit it works, as does the .sharding of results",
@@ -57,8 +57,9 @@ def decode_compile(proto: Any) -> Compile | CompilePlugin | CompileFunction:
     if (named := _find_call_to_client(proto.program.data)) is not None:
         raise error(
             Code.UNIMPLEMENTED,
-            "the compiler, which is not in the client's process, cannot call the client's Python: "
-            f"not supported in programs is {_CALLS_TO_CLIENT[named]}",
+            "the compiler, which is not in the client's process, can call its Python functions only by way of the JAX "
+            "plugin of Slurm Pathways, which this client has not, or not for its version of jax. "
+            f"Therefore not supported in its programs is {_CALLS_TO_CLIENT[named]}",
         )
     try:
         wrapped = schema.XlaCompileOptionsProto.FromString(proto.compile_options.data)

@@ -1,5 +1,6 @@
 """The compiler of a target, without the target's devices. Loads jaxlib: ``worker.environment`` comes before."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from typing import NamedTuple
 from pathways_runtime.core.ids import DeviceId, WorldId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.worker import mlir, pjrt, programs
+from pathways_runtime.worker import gpu, mlir, pjrt, programs
+from pathways_runtime.worker.aot import gpus
 from pathways_runtime.worker.aot.targets import Target
 from pathways_runtime.worker.compile_cache import CompileCache, CompiledProgram
 from pathways_runtime.worker.worlds import World
+
+logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
@@ -37,13 +41,13 @@ class Compiler:
     """Compiles as the workers of ``num_slices`` slices of a target would, and fills their cache. Thread-safe.
 
     A program gets what it would get there: the world of the slices that its devices are in. On CPU that is a client
-    with that many devices in this process; for TPU, libtpu's compiler with a description of the slices.
+    with that many devices in this process; for TPU and GPU, the compiler with a description of the slices.
 
     Args:
         cache: a folder, see ``compile_cache``.
 
     Raises:
-        PjrtError: libtpu does not know the target. ModuleNotFoundError: there is no libtpu.
+        PjrtError: the compiler does not know the target, or is not there. ModuleNotFoundError: there is no libtpu.
     """
 
     def __init__(self, target: Target, num_slices: int, cache: Path) -> None:
@@ -74,11 +78,15 @@ class Compiler:
             if compiled is None:
                 compiled = self._compile(world, prepared)
                 self._cache.store(key, compiled)
+            failure = self._shortage(compiled)
         except pjrt.PjrtError as raised:
             failure = pjrt.status_of(raised)
         except Exception as raised:
             # Whatever a client's bytes bring about in parsers must end in an answer.
+            logger.exception("program %r", name)
             failure = Status(Code.INVALID_ARGUMENT, f"{type(raised).__name__}: {raised}")
+        if failure is not None:
+            compiled = None
         return Outcome(name, key, compiled, failure, is_from_cache, time.monotonic() - started_s)
 
     def _compile(self, world: World, prepared: programs.Prepared) -> CompiledProgram:
@@ -88,6 +96,18 @@ class Compiler:
         else:
             executable = pjrt.compile_only(world.client, program, physical, settings)
         return programs.describe(executable, program, num_hidden_parameters=int(prepared.is_gated))
+
+    def _shortage(self, compiled: CompiledProgram) -> Status | None:
+        """Why a program does not fit. libtpu refuses such programs itself; XLA's compiler for GPUs does not."""
+        if self._target.platform != gpu.PLATFORM:
+            return None
+        needed_bytes, has_bytes = needed_memory(compiled.metadata.memory_stats), self._target.gpu.memory_bytes
+        if needed_bytes <= has_bytes:
+            return None
+        return Status(
+            Code.RESOURCE_EXHAUSTED,
+            f"it needs {needed_bytes / (1 << 30):.1f} GiB, and {self.device_kind} has {has_bytes / (1 << 30):.1f} GiB",
+        )
 
     def _world(self, slices: tuple[int, ...]) -> World:
         with self._lock:
@@ -107,7 +127,7 @@ class Compiler:
             if target.platform == "cpu":
                 found = _cpu_client(num_hosts, target.devices_per_host)
             else:
-                client = pjrt.describe_tpu(target.name, num_slices)
+                client = _described(target, num_slices)
                 found = client, pjrt.devices_by_process(client)
             have = [len(devices) for devices in found[1].values()]
             if have != [target.devices_per_host] * num_hosts:
@@ -117,6 +137,18 @@ class Compiler:
                 )
             self._clients[num_slices] = found
         return found
+
+
+def needed_memory(stats: Mapping[str, int]) -> int:
+    """Bytes of one device's memory while a program runs; ``stats`` as in ``ProgramMetadata``."""
+    parts = [stats[f"{part}_size_in_bytes"] for part in ("argument", "output", "temp", "generated_code")]
+    return sum(parts) - stats["alias_size_in_bytes"]
+
+
+def _described(target: Target, num_slices: int) -> pjrt.Client:
+    if target.platform == "tpu":
+        return pjrt.describe_tpu(target.name, num_slices)
+    return pjrt.describe_gpus(gpus.description(target.gpu), num_slices, target.hosts_per_slice, target.devices_per_host)
 
 
 def _cpu_client(num_hosts: int, devices_per_host: int) -> tuple[pjrt.Client, Mapping[int, list[pjrt.Device]]]:

@@ -3,6 +3,9 @@
 import re
 from typing import NamedTuple
 
+from pathways_runtime.worker import gpu
+from pathways_runtime.worker.aot.gpus import GPUS, Gpu
+
 #: What slices of two-dimensional tori may be, and the smaller ones of three dimensions: x by y (by z) chips.
 _PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SMALL_BLOCKS = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
@@ -12,8 +15,9 @@ _MAX_EDGE = 64
 #: A host has 2 x 2 chips of a slice that is as large.
 _CHIPS_PER_HOST = 4
 
-MAX_CPU_HOSTS = 4096
-MAX_CPU_DEVICES_PER_HOST = 128
+#: Of what is said as hosts and devices.
+MAX_HOSTS = 4096
+MAX_DEVICES_PER_HOST = 128
 
 
 class TargetError(ValueError):
@@ -38,7 +42,7 @@ _KINDS = {
 ALLOWED = (
     f"v5e:XxY and v6e:XxY with XxY one of {', '.join(_PLANES)}; v5p:XxYxZ and tpu7x:XxYxZ with XxYxZ one of "
     f"{', '.join(_SMALL_BLOCKS)} or three multiples of {_CUBE_EDGE}; cpu:N for one host with N devices, "
-    "cpu:HxN for H hosts with N devices each"
+    f"cpu:HxN for H hosts with N devices each, and the same for the GPUs {', '.join(GPUS)}"
 )
 
 
@@ -47,13 +51,18 @@ class Target(NamedTuple):
 
     Attributes:
         name: as libtpu takes it, for TPU.
-        platform: tpu or cpu.
+        platform: tpu, cuda or cpu.
     """
 
     name: str
     platform: str
     hosts_per_slice: int
     devices_per_host: int
+
+    @property
+    def gpu(self) -> Gpu:
+        """The model, where ``platform`` is cuda."""
+        return GPUS[self.name.partition(":")[0]]
 
 
 def parse(text: str) -> Target:
@@ -65,19 +74,20 @@ def parse(text: str) -> Target:
     kind, _, shape = text.strip().lower().partition(":")
     found = re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", shape)
     edges = [int(edge) for edge in shape.split("x")] if found else []
-    target = _cpu(edges) if kind == "cpu" else _tpu(kind, edges)
+    target = _hosts(kind, edges) if kind == "cpu" or kind in GPUS else _tpu(kind, edges)
     if target is None:
         raise TargetError(f"{text}: no such topology. Allowed are {ALLOWED}")
     return target
 
 
-def _cpu(edges: list[int]) -> Target | None:
+def _hosts(kind: str, edges: list[int]) -> Target | None:
     if len(edges) not in (1, 2):
         return None
     num_hosts, num_devices = edges if len(edges) == 2 else (1, edges[0])
-    if num_hosts > MAX_CPU_HOSTS or num_devices > MAX_CPU_DEVICES_PER_HOST:
+    if num_hosts > MAX_HOSTS or num_devices > MAX_DEVICES_PER_HOST:
         return None
-    return Target(f"cpu:{num_hosts}x{num_devices}", "cpu", num_hosts, num_devices)
+    platform = "cpu" if kind == "cpu" else gpu.PLATFORM
+    return Target(f"{kind}:{num_hosts}x{num_devices}", platform, num_hosts, num_devices)
 
 
 def _tpu(name: str, edges: list[int]) -> Target | None:

@@ -58,7 +58,8 @@ class Loaded(Message, frozen=True, tag="LD"):
 
 
 class Unload(Message, frozen=True, tag="U"):
-    """A function is needed no more. Calls that come later begin when it is gone, with all that it alone refers to."""
+    """A function is needed no more. It goes, with all that it alone refers to, when the calls that came before have
+    ended: theirs may be what it refers to. If all have ended, calls that come later begin after that."""
 
     function: int
 
