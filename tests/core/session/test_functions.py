@@ -153,7 +153,8 @@ def test_while_a_host_is_lost_functions_are_compiled_and_their_results_poisoned(
     session.ask(call(empty, results=(result,)))
     assert client.refused(requests.CheckValueReady((result,))) == LOSS
     session.bind_host(HostIndex(1))
-    assert {each.executable for each in session.compiling} == {executable, late, empty}
+    loaded = {each.executable for each in session.compiling}
+    assert len(loaded) == 3 and loaded.isdisjoint({executable, late, empty}), "what is loaded again has a new name"
     session.compile_all()
     array, fresh = client.array(), client.mint()
     session.ask(call(late, array, results=(fresh,)))

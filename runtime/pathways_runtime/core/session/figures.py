@@ -99,7 +99,8 @@ def check_invariants(state: SessionState) -> None:
         assert (executable.compiled is None) == (executable.waiting is not None), f"executable {handle}"
         if executable.unloaded is None:
             assert state.placements.first_loss(executable.hosts) is None, f"executable {handle}"
-            assert executable.waiting is not None or executable.on_workers, f"executable {handle}"
+            is_on_workers = executable.plugin is not None or bool(executable.on_workers)
+            assert executable.waiting is not None or is_on_workers, f"executable {handle}"
         assert executable.handle == handle
     for stand_in in state.executables.stand_ins.values():
         assert stand_in.executable in state.executables.records, f"{stand_in}"
