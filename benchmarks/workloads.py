@@ -12,13 +12,14 @@ from benchmarks import (
     memory,
     simulation,
     slurm,
+    soak,
     startup,
     transfers,
 )
 from benchmarks.measure import WORKLOADS
 
 #: Importing a topic registers its workloads.
-TOPICS = (dispatch, callbacks, colocated, checkpoints, collectives, transfers, startup, memory, simulation, slurm)
+TOPICS = (dispatch, callbacks, colocated, checkpoints, collectives, transfers, startup, memory, simulation, slurm, soak)
 
 if __name__ == "__main__":
     name, arguments = sys.argv[1], json.loads(sys.argv[2])

@@ -34,6 +34,8 @@ _LOST_EVENTS = ("host_lost", "worker_lost")
 _APART_S = 2.0
 
 Values = Mapping[str, Any]
+#: A worker and the pid of one of its executors.
+_Executor = tuple[int, int | None]
 
 
 class History:
@@ -78,10 +80,13 @@ class History:
         self._failures: list[Failure] = []
         #: Of each component: when and why it ended unasked, where its exit code says something.
         self._ends: dict[str, list[tuple[float, str]]] = {}
-        #: Of each worker: its last entry in a status report, and when that was.
-        self._workers: dict[int, tuple[Values, float]] = {}
+        #: Of each executor (worker and pid): its worker's last entry in a status report, when that was, and since when
+        #: it had served; None: from the start.
+        self._executors: dict[_Executor, tuple[Values, float, float | None]] = {}
+        #: When each worker had last taken a lost one's place.
+        self._joined_s: dict[int, float] = {}
         #: Of a warm runtime: what they had used before.
-        self._before: dict[int, Values] | None = None
+        self._before: dict[_Executor, Values] | None = None
         self._answered_s: float | None = None
         self._no_answer: str | None = None
         self._did_not_answer: tuple[str, ...] = ()
@@ -121,6 +126,7 @@ class History:
                 )
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == HOST_BACK_EVENT:
                 self._serve_again(fields["host"], fields["name"], now_s)
+                self._joined_s[fields["worker"]] = now_s
             case ComponentEvent(component):
                 self._component(component)
             case ComponentEnded(component, returncode, was_asked, will_restart):
@@ -152,9 +158,11 @@ class History:
         """The controller has sent its status report."""
         for worker in report.get("workers", ()):
             if "usage" in worker:
-                self._workers[worker["id"]] = (worker, now_s)
+                executor = worker["id"], worker.get("executor_pid")
+                _, _, since_s = self._executors.get(executor, (None, 0.0, self._joined_s.get(worker["id"])))
+                self._executors[executor] = (worker, now_s, since_s)
         if self.is_warm and self._ready_s is None:
-            self._before = {number: worker for number, (worker, _) in self._workers.items()}
+            self._before = {executor: worker for executor, (worker, _, _) in self._executors.items()}
         for worker in report.get("workers", ()):
             host = self._host(worker["id"], worker["name"])
             if worker["slice_index"] is not None:
@@ -254,19 +262,18 @@ class History:
         """What devices did, as far as the answers say."""
         if self.is_warm and self._before is None and self._answered_s is not None:
             return Usage(problem="the runtime did not answer before the program, so what it had used before is unknown")
-        workers, spans_s = [], {}
-        for number, (worker, answered_s) in self._workers.items():
-            before = (self._before or {}).get(number)
+        workers = []
+        for executor, (worker, answered_s, since_s) in self._executors.items():
+            before = (self._before or {}).get(executor)
             usage = worker["usage"] if before is None else used_since(before["usage"], worker["usage"])
             moved = worker.get("bytes_moved", {})
             if before is not None:
                 moved = {way: count - before["bytes_moved"].get(way, 0) for way, count in moved.items()}
-            workers.append({**worker, "usage": usage, "bytes_moved": moved})
-            spans_s[number] = max(0.0, answered_s - (self._ready_s if self._ready_s is not None else answered_s))
+            ready_s = self._ready_s if self._ready_s is not None else answered_s
+            span_s = max(0.0, answered_s - max(ready_s, since_s or ready_s))
+            workers.append({**worker, "usage": usage, "bytes_moved": moved, "span_s": span_s})
         added = add_up(workers)
-        slices = [
-            self._slice(part, [w for w in workers if w["host"] in part["hosts"]], spans_s) for part in added["slices"]
-        ]
+        slices = [self._slice(part, [w for w in workers if w["host"] in part["hosts"]]) for part in added["slices"]]
         ways = sorted({way for worker in workers for way in worker["bytes_moved"]})
         return Usage(
             as_of_unix_s=_rounded(self._answered_s),
@@ -277,8 +284,8 @@ class History:
             bytes_moved={way: sum(worker["bytes_moved"].get(way, 0) for worker in workers) for way in ways},
         )
 
-    def _slice(self, part: Values, workers: Sequence[Values], spans_s: Mapping[int, float]) -> SliceUsage:
-        device_s = sum(len(worker["usage"]["devices"]) * spans_s[worker["id"]] for worker in workers)
+    def _slice(self, part: Values, workers: Sequence[Values]) -> SliceUsage:
+        device_s = sum(len(worker["usage"]["devices"]) * worker["span_s"] for worker in workers)
         # The span is by the launcher's clock, what devices did in it by theirs.
         device_s = max(device_s, part["busy_s"] + part["waiting_s"])
         known = {worker["id"] for worker in workers}

@@ -16,9 +16,10 @@ from typing import Any
 
 from slurm_pathways.config import RECORDS_VARIABLE, RuntimeSpec
 from slurm_pathways.launch import event_log, records
-from slurm_pathways.launch.components import ComponentEnded, RuntimeEvent
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.history import History
+from slurm_pathways.launch.local import HOST_BACK_EVENT
 from slurm_pathways.launch.records import RUN, RUNTIME, Record, SlurmPlace
 from slurm_pathways.slurm import job_comment
 from slurm_pathways.slurm.environment import EnvironmentProblem, is_in_job, read_allocation
@@ -120,7 +121,8 @@ class RunRecorder:
                 if line is not None and not self._is_over:
                     self._lines.append(line)
                     self._changed.notify_all()
-                if isinstance(event, ComponentEnded) and not event.was_asked:
+                has_ended = isinstance(event, ComponentEnded) and not event.was_asked
+                if has_ended or (isinstance(event, ComponentEvent) and event.name == HOST_BACK_EVENT):
                     self._is_write_due = True
                     self._changed.notify_all()
         except (KeyError, TypeError, ValueError):

@@ -1,5 +1,6 @@
 """A training in a process of its own, and the deaths of hosts while it goes on."""
 
+import contextlib
 import os
 import re
 import signal
@@ -127,3 +128,10 @@ def kill(runtime: LocalRuntime, host: int, death: str) -> None:
         )
 
     until(is_mended, lambda: runtime.status(10), TIMEOUT_S, 0.1)
+
+
+def resume(*pids: int) -> None:
+    """Let processes go on that were stopped, unless they have been replaced for their silence meanwhile."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

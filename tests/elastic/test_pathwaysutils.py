@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slurm_pathways.launch.local import LocalRuntime
-from tests.elastic.kills import Training, behind
+from tests.elastic.kills import Training, behind, resume
 
 NUM_STEPS = 60
 PROGRAM = Path(__file__).parent / "programs" / "with_pathwaysutils.py"
@@ -51,8 +51,7 @@ def test_down_to_one_slice_and_up_again(train: Callable[..., Training], tmp_path
     os.kill(host["supervisor_pid"], signal.SIGSTOP)
     os.kill(host["executor_pid"], signal.SIGKILL)
     training.until(r"started from step 10 on 1 slices")
-    training.until("step 20 ")
-    os.kill(host["supervisor_pid"], signal.SIGCONT)
+    resume(host["supervisor_pid"])
     training.until("grows")
     training.until(r"started from step \d+ on 2 slices")
     training.end()

@@ -139,6 +139,20 @@ def test_a_lost_host_keeps_its_last_words_and_its_slice_stands_still_from_then_o
     assert part.ended_at_unix_s == START_S + 17
 
 
+def test_what_a_lost_executor_has_used_stays_and_the_next_one_counts_from_when_it_served() -> None:
+    history = _history()
+    _ready(history)
+    first = {**_worker(1, 2.0, 3), "executor_pid": 10}
+    history.answered(_report(_worker(0, 6.0, 3), first), START_S + 15)
+    back = {"host": 1, "worker": 1, "name": "node1", "lost_worker": 1, "took_s": 1.0}
+    history.note(ComponentEvent("controller", "host_back", back), START_S + 20)
+    history.answered(_report(_worker(0, 6.0, 3), {**_worker(1, 0.5, 1, 7), "executor_pid": 11}), START_S + 25)
+    usage = history.usage()
+    # 2 devices for 10 s until it was last heard of, and for 5 s afterwards.
+    assert [(part.device_s, part.busy_s) for part in usage.slices] == [(40.0, 6.0), (30.0, 2.5)]
+    assert usage.bytes_moved == {"socket": 207}
+
+
 def test_losses_are_joined_with_what_mended_them() -> None:
     """The executor of worker 1, then the supervisor of worker 2, which stands in its place, and is started again."""
     history = _history()

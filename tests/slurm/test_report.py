@@ -74,7 +74,11 @@ def test_a_job_that_loses_a_worker_is_accounted_for(
     running = _report(job)
     assert (running["state"], running["exit_status"], running["runs"][0]["state"]) == ("RUNNING", None, "running")
     kill_worker(sandbox, 1)
-    job.until(lambda: bool(_report(job)["runs"][0]["failures"]), "has no failure on record", JOB_TIMEOUT_S)
+
+    def is_served_again() -> bool:
+        return any(failure["served_again_by"] for failure in _report(job)["runs"][0]["failures"])
+
+    job.until(is_served_again, "has no loss on record that was mended", JOB_TIMEOUT_S)
     go.touch()
     assert job.wait() == "3:0", job.said()
     shown = job.sandbox.run(["scontrol", "show", "job", str(job.job_id)], COMMAND_TIMEOUT_S).stdout
@@ -83,7 +87,13 @@ def test_a_job_that_loses_a_worker_is_accounted_for(
     assert re.search(r" device-(s|min), 1 failure$", comment), comment
     _check(_until_accounted(job), job)
     text = job.sandbox.run([str(COMMAND), "report", str(job.job_id)], COMMAND_TIMEOUT_S).stdout
-    assert "killed by signal 9 (SIGKILL)" in text
+    assert re.search(r"killed by signal 9 \(SIGKILL\).*; served again after \d+\.\d s by node\d", text), text
+    [log] = (tmp_path / "records").glob(f"*.{job.job_id}.events.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    told = [line["what"] for line in lines if line["what"] not in ("host_ready", "bound", "world", "process_ended")]
+    assert told == ["run_started", "ready", "host_lost", "host_back", "program_ended", "run_ended"], lines
+    [back] = [line for line in lines if line["what"] == "host_back"]
+    assert (back["host"], back["worker"]) == (1, 2) and back["took_s"] > 0
     remove_kept_logs(runs_root)
 
 
@@ -103,7 +113,7 @@ def _check(report: Any, job: Job) -> None:
     (run,) = report["runs"]
     nodes = report["nodes"]
     assert (run["state"], run["exit_code"], run["slurm"]["job_id"]) == ("ended", 3, job.job_id)
-    assert [(host["node"], host["slice_index"]) for host in run["hosts"]] == list(zip(nodes, (0, 1, None), strict=True))
+    assert [(host["node"], host["slice_index"]) for host in run["hosts"]] == list(zip(nodes, (0, 1, 1), strict=True))
     # What the lost host has used is known from before.
     assert _executions(report) == EXECUTIONS
     for part in run["usage"]["slices"]:
@@ -121,14 +131,16 @@ def _check(report: Any, job: Job) -> None:
         "proxy-0": (nodes[0], None, None),
         "client": (nodes[0], 3, None),
         "worker-0": (nodes[0], 0, None),
-        "worker-1": (nodes[1], None, 9),
+        # It was started again, and was there until the end.
+        "worker-1": (nodes[1], 0, None),
         "worker-2": (nodes[2], 0, None),
     }
     (failure,) = run["failures"]
     assert (failure["worker"], failure["node"], failure["slice_index"]) == (1, nodes[1], 1)
     assert "its supervisor was killed by signal 9 (SIGKILL)" in failure["cause"]
-    assert failure["served_again_after_s"] is None
+    assert failure["served_again_by"] == nodes[2] and failure["served_again_after_s"] > 0
+    assert {part["name"]: part["restarts"] for part in run["components"] if part["restarts"]} == {"worker-1": 1}
     totals = report["totals"]
-    assert totals["failures"] == 1
+    assert (totals["failures"], totals["recovery_s"]) == (1, failure["served_again_after_s"])
     assert totals["allocated_by_slurm"]["gres/tpu"] == 3 * 4 * report["elapsed_s"]
     assert totals["device_seconds"] == run["device_seconds"]

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import logging
 import signal
@@ -16,6 +17,9 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport import addresses, network
 from pathways_runtime.transport.credentials import CredentialsError
 from pathways_runtime.transport.lifeline import EventWriter, watch_lifeline_on_loop
+
+#: Of the heartbeat timeout: how long a host may not answer its peers' kernels.
+_UNREACHABLE_SHARE = 3 / 8
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -37,7 +41,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--relay-fanout", type=int, default=RELAY_FANOUT, help="executors of more hosts than this are behind relays"
     )
-    parser.add_argument("--heartbeat-timeout-s", type=float, default=30.0)
+    parser.add_argument("--heartbeat-timeout-s", type=float, default=8.0)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
     arguments = parser.parse_args(argv)
@@ -58,12 +62,15 @@ async def serve(arguments: argparse.Namespace) -> int:
         int(arguments.heartbeat_timeout_s * 1e9),
         relay_fanout=arguments.relay_fanout,
     )
+    between_hosts = network.Network.from_options(arguments.credentials, arguments.advertise)
+    # A host without power says no more; that is seen sooner than that one of its processes is stuck.
+    unreachable_s = arguments.heartbeat_timeout_s * _UNREACHABLE_SHARE
     controller = Controller(
         core,
         topology,
         arguments.listen,
         EventWriter(arguments.events_fd),
-        network.Network.from_options(arguments.credentials, arguments.advertise),
+        None if between_hosts is None else dataclasses.replace(between_hosts, unreachable_timeout_s=unreachable_s),
     )
     watch_lifeline_on_loop(arguments.lifeline_fd, lambda: controller.request_end("the launcher is gone"))
     loop = asyncio.get_running_loop()

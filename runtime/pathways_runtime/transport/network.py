@@ -1,6 +1,7 @@
 """How a process takes part in connections between hosts: the job's credentials, and where others reach this host."""
 
 import argparse
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathways_runtime.transport.credentials import Credentials
 from pathways_runtime.transport.door import Door
 from pathways_runtime.transport.handshakes import HandshakeFactory
 from pathways_runtime.transport.tls_socket import Connection
+
+#: Without an answer, before a peer's host is taken for lost.
+_PROBES = 2
 
 ENCRYPTIONS = ("tls", "none")
 
@@ -26,12 +30,16 @@ class Network:
             process where nobody connects from elsewhere.
         encrypts_data: whether the data plane encrypts. Control streams and session links always do.
         folder: of the credentials, for processes that this one starts.
+        unreachable_timeout_s: for a process that others of this job connect to: a connection ends when the peer's host
+            has not answered for so long. Its kernel answers also while the process is stopped or busy. None: the
+            system's rule, which is hours.
     """
 
     credentials: Credentials
     host: str | None = None
     encrypts_data: bool = True
     folder: Path | None = None
+    unreachable_timeout_s: float | None = None
 
     @property
     def any_port(self) -> str:
@@ -97,12 +105,35 @@ def add_encryption_option(parser: argparse.ArgumentParser) -> None:
 
 
 def open_door(
-    address: str, handshake: HandshakeFactory, on_connected: Callable[[Connection], None], advertise: str | None = None
+    address: str,
+    handshake: HandshakeFactory,
+    on_connected: Callable[[Connection], None],
+    advertise: str | None = None,
+    unreachable_timeout_s: float | None = None,
 ) -> tuple[Door, str]:
     """A door at a TCP address, and the address to publish.
+
+    Args:
+        unreachable_timeout_s: see ``Network``.
 
     Raises:
         AddressError, OSError: see ``addresses.listen_tcp``.
     """
     listener, published = listen_tcp(address, advertise)
+    if unreachable_timeout_s is not None:
+        _probe_peers(listener, unreachable_timeout_s)
     return Door(listener, handshake, on_connected), published
+
+
+def _probe_peers(listener: socket.socket, timeout_s: float) -> None:
+    """Have the kernel ask peers that are silent whether they are there; what is accepted inherits it."""
+    # Silence, then two questions without an answer. Not TCP_USER_TIMEOUT, which ends connections to peers that answer
+    # but do not read.
+    interval_s = max(1, round(timeout_s / (1 + _PROBES)))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, interval_s),
+        (socket.TCP_KEEPINTVL, interval_s),
+        (socket.TCP_KEEPCNT, _PROBES),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -227,7 +227,9 @@ class _TcpServer:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._door: Door
-        self._door, self.address = open_door(address, network.accepting(), self._connected, advertise)
+        self._door, self.address = open_door(
+            address, network.accepting(), self._connected, advertise, network.unreachable_timeout_s
+        )
 
     def close(self) -> None:
         self._is_closed = True
