@@ -24,6 +24,7 @@ def tokens() -> Returned:
 def arrays_for_other_libraries() -> Returned:
     x = jax.device_put(ramp(2, 3), jax.devices()[1])
     taken = [np.from_dlpack(jnp.asarray(x, dtype)) for dtype in (jnp.float32, jnp.int8, jnp.complex64, jnp.bool_)]
+    given = jax.dlpack.from_dlpack(ramp(4), device=jax.devices()[3])
     again = np.asarray(jax.dlpack.from_dlpack(x.astype(jnp.bfloat16)))
     if sys.version_info >= (3, 12):
         buffer = memoryview(x)
@@ -38,7 +39,7 @@ def arrays_for_other_libraries() -> Returned:
         np.from_dlpack(jax.device_put(ramp(8), sharded(mesh_1d(), "x")))
     except BufferError as error:
         seen += str(error)
-    return taken, again, seen, hasattr(x, "__cuda_array_interface__")
+    return taken, given, again, seen, hasattr(x, "__cuda_array_interface__")
 
 
 @check(EXACT)
