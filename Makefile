@@ -98,7 +98,7 @@ gpu-tests: $(STAMPS)/installed-test-gpu-$(DEPENDENCIES)
 	$(VENV)/bin/pytest tests/gpu_compile $(PYTEST_ARGS)
 
 test-libraries: $(STAMPS)/installed-libraries-heavy-$(DEPENDENCIES)
-	$(VENV)/bin/pytest tests/libraries tests/libraries/heavy $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -o "norecursedirs=.* dist" tests/libraries $(PYTEST_ARGS)
 
 bench: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)

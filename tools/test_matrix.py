@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUBSET = (
     "tests/wire",
     "tests/worker/test_pjrt.py",
+    "tests/worker/test_profiler.py",
     "tests/client",
     "tests/proxy/test_versions.py",
     "tests/e2e/test_values.py",

@@ -8,7 +8,11 @@
  *
  *	<folder>/<port>			where this process listens
  *	<folder>/m<member>/<port>	where another one on this machine does: m<member> is a link to its folder
- *	<folder>/m<member>		leads to a member elsewhere: a listener, which is told member and port first
+ *	<folder>/m<member>		leads to a member elsewhere: a listener of this process, which is told member and port
+ *
+ * Who waits behind the last one answers with a byte: the connection goes on through it; or, with the byte, with the
+ * descriptor of a connection to that member, which takes its place. A connection to a listener of this process from a
+ * socket that is bound to <folder>/in<anything> begins with such an answer, too: it is from a member elsewhere.
  *
  * getsockname answers with the stand-in, and options of TCP have no effect on Unix sockets. Everything else passes
  * through. No call takes a lock or allocates memory.
@@ -40,6 +44,10 @@
 #define NUM_PORTS 65535
 /* How long connecting waits for a listener whose queue is full. */
 #define CONNECT_TIMEOUT_S 30
+/* How long connecting waits until the member elsewhere is reached; whoever is asked gives up before. */
+#define ANSWER_TIMEOUT_S 60
+/* The same of accepting, for what is sent at once. */
+#define OPENING_TIMEOUT_S 10
 
 static char folder[sizeof(((struct sockaddr_un *)0)->sun_path) - LONGEST_NAME];
 static uint32_t own_member;
@@ -63,10 +71,17 @@ static atomic_bool is_in_use;
 		return (__typeof__(name) *)next; \
 	}
 
+NEXT(accept4)
 NEXT(bind)
 NEXT(connect)
 NEXT(getsockname)
 NEXT(setsockopt)
+
+/* One byte more than the kernel writes, for the end of a path that fills it. */
+union address_of_unix {
+	struct sockaddr_un of_unix;
+	char bytes[sizeof(struct sockaddr_un) + 1];
+};
 
 EXPORTED int slurm_pathways_private_sockets_use(const char *own_folder, uint32_t member)
 {
@@ -197,10 +212,47 @@ static int connect_replacement(int replacement, const struct sockaddr_un *listen
 	}
 }
 
+static void set_timeout(int fd, int name, int seconds)
+{
+	struct timeval timeout = {.tv_sec = seconds};
+
+	next_setsockopt()(fd, SOL_SOCKET, name, &timeout, sizeof(timeout));
+}
+
+/* Takes the answer: the socket to go on with, which is fd itself or replaces it, or -1; fd is closed then. */
+static int take_answer(int fd, int timeout_s)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	char byte;
+	struct iovec part = {.iov_base = &byte, .iov_len = 1};
+	struct msghdr message = {
+		.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	struct cmsghdr *beside;
+	ssize_t count;
+	int given;
+
+	set_timeout(fd, SO_RCVTIMEO, timeout_s);
+	do
+		count = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+	while (count < 0 && errno == EINTR);
+	if (count <= 0)
+		return close_with(fd, count < 0 && errno == EAGAIN ? ETIMEDOUT : ECONNREFUSED);
+	beside = CMSG_FIRSTHDR(&message);
+	if (beside && beside->cmsg_level == SOL_SOCKET && beside->cmsg_type == SCM_RIGHTS) {
+		memcpy(&given, CMSG_DATA(beside), sizeof(given));
+		close(fd);
+		return given;
+	}
+	set_timeout(fd, SO_RCVTIMEO, 0);
+	return fd;
+}
+
 EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t size)
 {
 	struct sockaddr_un listener;
-	struct timeval timeout = {.tv_sec = CONNECT_TIMEOUT_S};
 	uint32_t member;
 	uint16_t port;
 	int replacement;
@@ -210,7 +262,7 @@ EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t size)
 	replacement = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (replacement < 0)
 		return -1;
-	next_setsockopt()(replacement, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	set_timeout(replacement, SO_SNDTIMEO, CONNECT_TIMEOUT_S);
 	name_listener(&listener, member, port);
 	if (connect_replacement(replacement, &listener) < 0) {
 		uint32_t whom[] = {htonl(member), htonl(port)};
@@ -221,10 +273,12 @@ EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t size)
 		if (connect_replacement(replacement, &listener) < 0)
 			return close_with(replacement, errno == ENOENT ? ECONNREFUSED : errno);
 		if (send(replacement, whom, sizeof(whom), MSG_NOSIGNAL) != (ssize_t)sizeof(whom))
-			return close_with(replacement, ECONNRESET);
+			return close_with(replacement, ECONNREFUSED);
+		replacement = take_answer(replacement, ANSWER_TIMEOUT_S);
+		if (replacement < 0)
+			return -1;
 	}
-	timeout.tv_sec = 0;
-	next_setsockopt()(replacement, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	set_timeout(replacement, SO_SNDTIMEO, 0);
 	return replace(fd, replacement);
 }
 
@@ -242,13 +296,57 @@ static uint16_t port_of(const struct sockaddr_un *address)
 	return end == name || *end || port > NUM_PORTS ? 0 : (uint16_t)port;
 }
 
+/* What comes to a listener: a member, or an answer in the name of one that is elsewhere. */
+static int accept_one(int fd, struct sockaddr *restrict address, socklen_t *restrict size, int flags)
+{
+	union address_of_unix whose;
+	socklen_t length = sizeof(whose.of_unix);
+	size_t prefix = strlen(folder);
+	int accepted;
+
+	memset(&whose, 0, sizeof(whose));
+	accepted = next_accept4()(fd, (struct sockaddr *)&whose, &length, flags);
+	if (accepted < 0)
+		return -1;
+	if (whose.of_unix.sun_family == AF_UNIX && strncmp(whose.of_unix.sun_path, folder, prefix) == 0 &&
+	    strncmp(whose.of_unix.sun_path + prefix, "/in", 3) == 0) {
+		if (fcntl(accepted, F_SETFL, 0) < 0 || (accepted = take_answer(accepted, OPENING_TIMEOUT_S)) < 0 ||
+		    fcntl(accepted, F_SETFL, flags & SOCK_NONBLOCK ? O_NONBLOCK : 0) < 0 ||
+		    fcntl(accepted, F_SETFD, flags & SOCK_CLOEXEC ? FD_CLOEXEC : 0) < 0) {
+			if (accepted >= 0)
+				close(accepted);
+			/* As when one has gone before it was accepted: the caller takes the next. */
+			errno = ECONNABORTED;
+			return -1;
+		}
+	}
+	if (address && size) {
+		memcpy(address, &whose, *size < length ? *size : length);
+		*size = length;
+	}
+	return accepted;
+}
+
+EXPORTED int accept4(int fd, struct sockaddr *restrict address, socklen_t *restrict size, int flags)
+{
+	int accepted;
+
+	if (!atomic_load_explicit(&is_in_use, memory_order_acquire))
+		return next_accept4()(fd, address, size, flags);
+	do
+		accepted = accept_one(fd, address, size, flags);
+	while (accepted < 0 && errno == ECONNABORTED);
+	return accepted;
+}
+
+EXPORTED int accept(int fd, struct sockaddr *restrict address, socklen_t *restrict size)
+{
+	return accept4(fd, address, size, 0);
+}
+
 EXPORTED int getsockname(int fd, struct sockaddr *restrict address, socklen_t *restrict size)
 {
-	/* One byte more than the kernel writes, for the end of a path that fills it. */
-	union {
-		struct sockaddr_un of_unix;
-		char bytes[sizeof(struct sockaddr_un) + 1];
-	} here;
+	union address_of_unix here;
 	socklen_t length = sizeof(here.of_unix);
 	struct sockaddr_in stand_in = {.sin_family = AF_INET};
 	uint16_t port;

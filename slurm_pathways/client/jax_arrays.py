@@ -93,7 +93,7 @@ def _buffer(array: Any, flags: int) -> memoryview:
 
 
 def _on_device_size_in_bytes(array: Any) -> int:
-    """Of all shards, dense: layouts with padding are the worker's."""
+    """Of all shards, dense, a byte for types of less than one: how it is laid out is known to the worker only."""
     array._check_if_deleted()
     shard = array.sharding.shard_shape(array.shape)
     return int(math.prod(shard) * np.dtype(array.dtype).itemsize * len(array.sharding._internal_device_list))

@@ -80,6 +80,7 @@ def test_every_check_is_compared(results: Callable[[], tuple[Results, Results]])
     [
         ("each_host_has_a_process", {"distinct": 4, "same again": True, "not here": True}),
         ("a_process_sees_the_shards_of_its_host", [[2, 2, 8, host] for host in range(4) for _ in range(2)]),
+        ("devices_of_one_host_compute_together", [6.0] * 8),
         ("modules_beside_the_program_are_found", ["int32", 1001.0]),
         ("other_versions_are_refused", [["3.99.1", "host-0"]]),
         ("wrong_results_are_explained", []),

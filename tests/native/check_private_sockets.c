@@ -217,25 +217,140 @@ static void check_member_of_this_machine(const char *folder)
 	close(listener);
 }
 
+/* A connection of TCP: what is given to others, and its far end. */
+static void make_tcp_pair(int *one, int *other)
+{
+	int listener = tcp(0);
+
+	CHECK(try_bind(listener, INADDR_LOOPBACK, 0) == 0 && listen(listener, 1) == 0);
+	*one = tcp(0);
+	CHECK(try_connect(*one, INADDR_LOOPBACK, ntohs(name_of(listener).sin_port)) == 0);
+	*other = accept(listener, NULL, NULL);
+	CHECK(*other >= 0);
+	close(listener);
+}
+
+/* The answer: a byte, and beside it a descriptor if there is one. */
+static void send_answer(int fd, int given)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {.bytes = ""};
+	struct iovec part = {.iov_base = (char[]){0}, .iov_len = 1};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (given >= 0) {
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.head), &given, sizeof(given));
+	}
+	CHECK(sendmsg(fd, &message, MSG_NOSIGNAL) == 1);
+}
+
+enum deed { REFUSES, GOES_ON, GIVES };
+
+/* In a process of its own, whoever leads to members elsewhere: takes one connection, and is then the member itself. */
+static pid_t start_leading(int listener, enum deed deed)
+{
+	uint32_t whom[2];
+	char got[5];
+	int served, given, far = -1;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid != 0)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	served = accept(listener, NULL, NULL);
+	CHECK(recv(served, whom, sizeof(whom), MSG_WAITALL) == sizeof(whom));
+	CHECK(ntohl(whom[0]) == FAR_MEMBER && ntohl(whom[1]) == 513);
+	if (deed == GIVES) {
+		make_tcp_pair(&given, &far);
+		send_answer(served, given);
+	} else if (deed == GOES_ON) {
+		send_answer(served, -1);
+		far = served;
+	}
+	if (far >= 0)
+		CHECK(recv(far, got, 5, MSG_WAITALL) == 5 && send(far, "pong", 5, 0) == 5);
+	_exit(0);
+}
+
 static void check_member_elsewhere(const char *folder)
 {
-	char out[200], link[200];
-	uint32_t whom[2];
-	int on_the_way, client = tcp(SOCK_NONBLOCK), served;
+	char out[200], link[200], got[5];
+	int on_the_way, client = tcp(SOCK_NONBLOCK), status;
 
 	snprintf(out, sizeof(out), "%s/out", folder);
 	snprintf(link, sizeof(link), "%s/m%u", folder, FAR_MEMBER);
 	CHECK(symlink(out, link) == 0);
 	CHECK(try_connect(client, PRIVATE_SOCKETS_RANGE | FAR_MEMBER, 513) == -1 && errno == ECONNREFUSED);
-	on_the_way = listen_at_unix(folder, "out", 1);
-	CHECK(try_connect(client, PRIVATE_SOCKETS_RANGE | FAR_MEMBER, 513) == 0);
-	served = accept(on_the_way, NULL, NULL);
-	CHECK(recv(served, whom, sizeof(whom), MSG_WAITALL) == sizeof(whom));
-	CHECK(ntohl(whom[0]) == FAR_MEMBER && ntohl(whom[1]) == 513);
-	check_talk(served, client);
-	close(served);
 	close(client);
+	on_the_way = listen_at_unix(folder, "out", 1);
+	for (int deed = REFUSES; deed <= GIVES; deed++) {
+		pid_t leading = start_leading(on_the_way, (enum deed)deed);
+		struct pollfd answer;
+
+		client = tcp(SOCK_NONBLOCK | SOCK_CLOEXEC);
+		status = try_connect(client, PRIVATE_SOCKETS_RANGE | FAR_MEMBER, 513);
+		if (deed == REFUSES) {
+			CHECK(status == -1 && errno == ECONNREFUSED && domain(client) == AF_INET);
+		} else {
+			CHECK(status == 0 && domain(client) == (deed == GIVES ? AF_INET : AF_UNIX));
+			CHECK(fcntl(client, F_GETFL) & O_NONBLOCK && fcntl(client, F_GETFD) & FD_CLOEXEC);
+			CHECK(send(client, "ping", 5, 0) == 5);
+			answer = (struct pollfd){.fd = client, .events = POLLIN};
+			CHECK(poll(&answer, 1, 20000) == 1);
+			CHECK(recv(client, got, 5, 0) == 5 && strcmp(got, "pong") == 0);
+		}
+		CHECK(waitpid(leading, &status, 0) == leading && status == 0);
+		close(client);
+	}
 	close(on_the_way);
+}
+
+/* Members elsewhere that come: from sockets of this process that have a name for it. */
+static void check_coming_from_elsewhere(const char *folder)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX}, peer;
+	socklen_t size = sizeof(peer);
+	int listener = tcp(SOCK_NONBLOCK), opened[3], given, far, served;
+
+	CHECK(try_bind(listener, PRIVATE_SOCKETS_RANGE | OWN_MEMBER, 900) == 0 && listen(listener, 3) == 0);
+	for (int i = 0; i < 3; i++) {
+		opened[i] = socket(AF_UNIX, SOCK_STREAM, 0);
+		snprintf(name.sun_path, sizeof(name.sun_path), "%s/in%d", folder, i);
+		CHECK(bind(opened[i], (struct sockaddr *)&name, sizeof(name)) == 0 && unlink(name.sun_path) == 0);
+		snprintf(name.sun_path, sizeof(name.sun_path), "%s/900", folder);
+		CHECK(connect(opened[i], (struct sockaddr *)&name, sizeof(name)) == 0);
+	}
+	make_tcp_pair(&given, &far);
+	/* The first gives up, which is passed over. */
+	close(opened[0]);
+	send_answer(opened[1], given);
+	close(given);
+	send_answer(opened[2], -1);
+	served = accept4(listener, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	CHECK(served >= 0 && domain(served) == AF_INET && peer.sun_family == AF_UNIX);
+	CHECK(fcntl(served, F_GETFL) & O_NONBLOCK && fcntl(served, F_GETFD) & FD_CLOEXEC);
+	CHECK(fcntl(served, F_SETFL, 0) == 0);
+	check_talk(served, far);
+	close(served);
+	close(far);
+	size = 2;
+	served = accept(listener, (struct sockaddr *)&peer, &size);
+	CHECK(served >= 0 && domain(served) == AF_UNIX && size > 2);
+	CHECK(!(fcntl(served, F_GETFL) & O_NONBLOCK) && !(fcntl(served, F_GETFD) & FD_CLOEXEC));
+	check_talk(served, opened[2]);
+	close(served);
+	CHECK(accept(listener, NULL, NULL) == -1 && errno == EAGAIN);
+	close(opened[1]);
+	close(opened[2]);
+	close(listener);
 }
 
 /* Other addresses, other sockets, and what makes no sense. */
@@ -353,6 +468,7 @@ int main(int argc, char **argv)
 	check_own_listener(argv[1]);
 	check_member_of_this_machine(argv[1]);
 	check_member_elsewhere(argv[1]);
+	check_coming_from_elsewhere(argv[1]);
 	check_full_queue(argv[1]);
 	check_the_rest(argv[1]);
 	puts("private sockets: ok");

@@ -50,6 +50,11 @@ if "huge" in sys.argv:
         jax.jit(huge).lower(jax.ShapeDtypeStruct((400_000, 400_000), jnp.bfloat16)).compile()
     except jax.errors.JaxRuntimeError as failure:
         refused = str(failure)
+# An array whose default layout on TPU is not row-major goes from program to program, and from sharding to sharding.
+narrow = jax.device_put(np.zeros((128, 10), np.float32), NamedSharding(mesh, PartitionSpec()))
+for _ in range(2):
+    narrow = jax.jit(lambda x: x + 1)(narrow)
+narrow = jax.jit(lambda x: x * 2)(jax.device_put(narrow, NamedSharding(mesh, PartitionSpec("chip"))))
 _, value = step(jnp.zeros_like(weights), jax.device_put(np.ones((ROWS, WIDTH), jnp.bfloat16), batch.sharding))
 print(
     json.dumps(
@@ -62,6 +67,7 @@ print(
             "has_kernel": "tpu_custom_call" in kernel.as_text(),
             "refused": refused,
             "loss": float(value),
+            "narrow": [list(narrow.shape), float(narrow.sum())],
         }
     )
 )

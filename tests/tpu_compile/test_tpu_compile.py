@@ -64,6 +64,7 @@ def test_a_training_step_compiles(
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert (seen["platform"], seen["kind"], seen["loss"]) == ("tpu", kind, 0.0)
+    assert seen["narrow"] == [[128, 10], 0.0]
     assert {tuple(place) for place in seen["places"]} == places(shape, num_slices, cores)
     # The second axis of the mesh is between neighbours, or between the cores of a chip.
     if num_slices == 1:

@@ -180,7 +180,7 @@ def test_compile_options_that_we_do_not_know_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: setattr(p.program, "type_name", "xla::ifrt::PluginProgram"), "UNIMPLEMENTED: .*PluginProgram"),
+        (lambda p: setattr(p.program, "type_name", "xla::ifrt::PluginProgram"), "INVALID_ARGUMENT: Bad PluginProgram"),
         (lambda p: setattr(p.compile_options, "type_name", "x::Y"), "UNIMPLEMENTED: compile options of type x::Y"),
         (lambda p: p.host_callbacks.append(b""), "UNIMPLEMENTED: host callbacks"),
         (

@@ -296,14 +296,54 @@ def test_what_a_program_says_of_itself(program: Program) -> None:
     assert len(pjrt.sharding_protos(executable.get_parameter_shardings()) or ()) == 2
     assert len(pjrt.sharding_protos(executable.get_output_shardings()) or ()) == 2
     assert pjrt.sharding_protos(None) is None
-    assert pjrt.minor_to_major(executable.get_parameter_layouts()) == ((0,), (0,))
-    assert pjrt.minor_to_major(executable.get_output_layouts()) == ((0,), (0,))
+    signature = pjrt.signature(pjrt.module_bytes(module))
+    place = executable.client, executable.local_devices()[0]
+    assert pjrt.minor_to_major(executable.get_parameter_layouts(), signature.parameters, *place) == ((0,), (0,))
+    assert pjrt.minor_to_major(executable.get_output_layouts(), signature.outputs, *place) == ((0,), (0,))
     assert pjrt.output_memory_kinds(executable, 2) == ("device", "device")
     assert isinstance(pjrt.fingerprint(executable), bytes)
     assert pjrt.memory_stats(executable)["argument_size_in_bytes"] == 2 * 4 + 3 * 4
     assert pjrt.cost_analysis(executable)["flops"] > 0
     assert pjrt.generated_code_bytes(executable) == executable.size_of_generated_code_in_bytes()
     assert mlir.program_name(program.artifact) == module.name
+
+
+class FakeLayout:
+    """As of PJRT, with nothing but the order."""
+
+    def __init__(self, *order: int) -> None:
+        self.order = order
+
+    def _xla_layout(self) -> "FakeLayout":
+        return self
+
+    def minor_to_major(self) -> tuple[int, ...]:
+        return self.order
+
+
+class FakeClient:
+    """Whose default puts a narrow last dimension first, as libtpu's does."""
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def get_default_layout(self, dtype: Any, shape: tuple[int, ...], device: Any) -> FakeLayout:
+        return FakeLayout(0, 1) if shape[-1] == 10 else FakeLayout(1, 0)
+
+
+def test_what_lies_as_its_default_does_is_row_major_to_clients() -> None:
+    layouts = [FakeLayout(0, 1), FakeLayout(0, 1), FakeLayout(1, 0), FakeLayout(0), FakeLayout()]
+    shards = [
+        ((128, 10), DType.F32),
+        ((10, 128), DType.BF16),
+        ((10, 128), DType.S4),
+        ((3,), DType.F32),
+        ((), DType.TOKEN),
+    ]
+    told = pjrt.minor_to_major(layouts, shards, FakeClient("tpu"), None)
+    assert told == ((1, 0), (0, 1), (1, 0), (0,), ())
+    told = pjrt.minor_to_major(layouts, shards, FakeClient("cpu"), None)
+    assert told == ((0, 1), (0, 1), (1, 0), (0,), ())
 
 
 def test_the_assignment_of_devices(program: Program, devices: list[Any]) -> None:

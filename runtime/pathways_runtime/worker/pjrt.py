@@ -589,9 +589,32 @@ def sharding_protos(shardings: Sequence[Any] | None) -> tuple[bytes, ...] | None
     return None if shardings is None else tuple(bytes(sharding.SerializeToString()) for sharding in shardings)
 
 
-def minor_to_major(layouts: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Of PJRT's layouts."""
-    return tuple(tuple(int(d) for d in layout._xla_layout().minor_to_major()) for layout in layouts)
+def minor_to_major(
+    layouts: Sequence[Any], shards: Sequence[tuple[Shape, DType]], client: Client, device: Device
+) -> tuple[tuple[int, ...], ...]:
+    """Of PJRT's layouts of one device's shards, as clients of ours are told.
+
+    They are told that every array lies row-major unless a program says otherwise. On TPU an array's default depends on
+    its shape: what lies as its default does is row-major to them.
+    """
+    return tuple(
+        _row_major(shape) if _is_default(layout, shape, kind, client, device) else _order(layout)
+        for layout, (shape, kind) in zip(layouts, shards, strict=True)
+    )
+
+
+def _is_default(layout: Any, shape: Shape, kind: DType, client: Client, device: Device) -> bool:
+    if client.platform != "tpu" or len(shape) < 2:
+        return False
+    return _order(layout) == _order(client.get_default_layout(dtype_of(kind), shape, device))
+
+
+def _order(layout: Any) -> tuple[int, ...]:
+    return tuple(int(dimension) for dimension in layout._xla_layout().minor_to_major())
+
+
+def _row_major(shape: Shape) -> tuple[int, ...]:
+    return tuple(reversed(range(len(shape))))
 
 
 def output_memory_kinds(executable: Executable, num_outputs: int) -> tuple[str, ...]:

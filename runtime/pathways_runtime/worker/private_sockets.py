@@ -8,7 +8,8 @@ the executor, turns what is bound or connected to one into Unix sockets in a fol
     gloo ── <folder>/m4 ── here ══ data connection ══ there ── <its folder>/17 ── gloo      host 4 is on another machine
 
 Between machines the bytes go through a *tunnel*, a connection of the data plane that is given away for them, with its
-authentication and encryption. One thread carries all of them.
+authentication and encryption. One thread carries all of them; where the data plane does not encrypt, gloo is given the
+connection itself.
 
 The supervisor, which imports this, loads no JAX.
 """
@@ -17,6 +18,7 @@ import contextlib
 import ctypes
 import functools
 import ipaddress
+import itertools
 import logging
 import os
 import shutil
@@ -51,8 +53,10 @@ _TRY_TIMEOUT_S = 20.0
 _STAND_INS = ipaddress.IPv4Network("127.192.0.0/10")
 #: What the library says first on a connection that leads elsewhere: member, port.
 _WHOM = struct.Struct("!II")
-#: It says so within the call that connects.
-_WHOM_TIMEOUT_S = 10.0
+#: Library and this module answer each other at once.
+_ANSWER_TIMEOUT_S = 10.0
+#: What the library takes for: go on. With it may come a descriptor to go on with.
+_GO_ON = b"\0"
 _OUT_NAME = "out"
 
 #: Opens a connection to a port of another machine's executor; raises OSError where it cannot.
@@ -141,8 +145,12 @@ class PrivateSockets:
         self._open_tunnel = open_tunnel
         self._lock = threading.Lock()
         self._ways: dict[HostIndex, Path] = {}
+<<<<<<< HEAD
         #: Connections through tunnels, by the host that they lead to.
         self._led_out: dict[HostIndex, list[weakref.ref[socket.socket]]] = {}
+=======
+        self._numbers = itertools.count()
+>>>>>>> main
         self._carrier: Carrier | None = None
         self._listener: socket.socket | None = None
         self._is_closed = False
@@ -198,11 +206,26 @@ class PrivateSockets:
         """
         with self._lock:
             carrier = self._get_carrier()
-        ours = addresses.connect_unix(f"unix:{self._folder / str(port)}", 0.0)
-        return functools.partial(carrier.join, ours)
+        return functools.partial(_go_on, carrier, self._connect_to(port))
+
+    def _connect_to(self, port: int) -> socket.socket:
+        """A connection to a listener of this process from a member elsewhere: the library knows it by its name."""
+        name = self._folder / f"in{next(self._numbers)}"
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours.bind(str(name))
+            try:
+                ours.settimeout(_ANSWER_TIMEOUT_S)
+                ours.connect(str(self._folder / str(port)))
+            finally:
+                name.unlink(missing_ok=True)
+        except OSError as failure:
+            ours.close()
+            raise OSError(failure.errno, f"no collectives listen at {port}: {failure.strerror}") from failure
+        return ours
 
     def bytes_out(self) -> int:
-        """Sent to other machines so far."""
+        """What the thread that carries has sent to other machines so far."""
         with self._lock:
             return 0 if self._carrier is None else self._carrier.bytes_out()
 
@@ -249,8 +272,9 @@ class PrivateSockets:
     def _lead_out(self, ours: socket.socket) -> None:
         host = None
         try:
-            ours.settimeout(_WHOM_TIMEOUT_S)
+            ours.settimeout(_ANSWER_TIMEOUT_S)
             host, port = _WHOM.unpack(ours.recv(_WHOM.size, socket.MSG_WAITALL))
+<<<<<<< HEAD
             theirs = self._open_tunnel(HostIndex(host), port)
             with contextlib.ExitStack() as on_failure:
                 on_failure.callback(theirs.close)
@@ -260,12 +284,40 @@ class PrivateSockets:
                     self._led_out[HostIndex(host)] = [*kept, weakref.ref(ours)]
                 on_failure.pop_all()
             carrier.join(ours, theirs)
+=======
+            with self._lock:
+                carrier = self._get_carrier()
+            _go_on(carrier, ours, self._open_tunnel(HostIndex(host), port))
+>>>>>>> main
         except (OSError, struct.error) as failure:
-            # gloo sees a connection that has ended, and fails the program.
+            # gloo is refused, and fails the program.
             logger.warning("collectives with host %s have no connection: %s", host, failure)
             ours.close()
 
 
+<<<<<<< HEAD
 def _end(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+=======
+def _go_on(carrier: Carrier, ours: socket.socket, theirs: Connection) -> None:
+    """Have the library's connection go on to another machine. Owns both.
+
+    Raises:
+        OSError: the library's end is gone.
+    """
+    try:
+        if isinstance(theirs, socket.socket):
+            socket.send_fds(ours, [_GO_ON], [theirs.fileno()])
+        else:
+            ours.sendall(_GO_ON)
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if isinstance(theirs, socket.socket):
+        ours.close()
+        theirs.close()
+    else:
+        carrier.join(ours, theirs)
+>>>>>>> main

@@ -235,7 +235,7 @@ def load(
     if compiled is None:
         with partitioning.asking(program, call) as asking_program:
             executable = pjrt.compile_program(world.client, asking_program, physical, settings, forwarders)
-        compiled = describe(executable, program, num_hidden_parameters=int(is_gated))
+        compiled = describe(executable, program, world.client, world.device(devices[0]), int(is_gated))
         cache.store(key, compiled)
     make = GatedProgram if is_gated else LoadedProgram
     loaded = make(executable, world, devices, compiled)
@@ -290,8 +290,19 @@ def worker_options(options: bytes, world: World, devices: tuple[DeviceId, ...]) 
     return settings
 
 
-def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters: int = 0) -> CompiledProgram:
-    """All that is to be known of a compiled program. The client does not know of hidden parameters, the last ones."""
+def describe(
+    executable: pjrt.Executable,
+    program: bytes,
+    client: pjrt.Client,
+    device: pjrt.Device,
+    num_hidden_parameters: int = 0,
+) -> CompiledProgram:
+    """All that is to be known of a compiled program.
+
+    Args:
+        client, device: its client, and one of its devices.
+        num_hidden_parameters: the last ones, of which the user's program does not know.
+    """
     module = pjrt.optimized_module(executable)
     serialized = pjrt.module_bytes(module)
     signature = pjrt.signature(serialized)
@@ -305,8 +316,10 @@ def describe(executable: pjrt.Executable, program: bytes, num_hidden_parameters:
         fingerprint=pjrt.fingerprint(executable),
         parameter_shardings=pjrt.sharding_protos(None if shardings is None else shardings[:num_parameters]),
         output_shardings=pjrt.sharding_protos(executable.get_output_shardings()),
-        parameter_layouts=pjrt.minor_to_major(executable.get_parameter_layouts()[:num_parameters]),
-        output_layouts=pjrt.minor_to_major(executable.get_output_layouts()),
+        parameter_layouts=pjrt.minor_to_major(
+            executable.get_parameter_layouts()[:num_parameters], signature.parameters[:num_parameters], client, device
+        ),
+        output_layouts=pjrt.minor_to_major(executable.get_output_layouts(), signature.outputs, client, device),
         output_memory_kinds=kinds,
         output_dtypes=tuple(int(kind) for _, kind in outputs),
         output_shapes=tuple(shape for shape, _ in outputs),

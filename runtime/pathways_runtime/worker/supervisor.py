@@ -349,9 +349,17 @@ class Supervisor:
             for path in self._sockets(epoch):
                 path.unlink(missing_ok=True)
             shutil.rmtree(private_sockets.folder_beside(self._data_address(epoch)), ignore_errors=True)
+            self._remove_files_of_functions(child.pid)
             logger.info("executor of epoch %d ended: exit code %d", epoch, returncode)
             self._events.write("executor_exited", epoch=epoch, returncode=returncode)
             self._report_exit(epoch, returncode, log_tail(log_path, LOG_TAIL_LINES))
+
+    def _remove_files_of_functions(self, executor_pid: int) -> None:
+        for path in self._options.run_dir.glob(f"python-{executor_pid}-*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def _kill_unwanted(self) -> None:
         if self._executor is not None and self._executor_epoch != self._wanted_epoch:

@@ -75,8 +75,15 @@ KINDS: tuple[Kind, ...] = (
         in_id=True,
     ),
     Kind(
+        "what tokens are",
+        "test_print_token_buffer_error",
+        "Here they are empty arrays, which can be shown; plain JAX refuses to show a token.",
+        is_clients=False,
+        in_id=True,
+    ),
+    Kind(
         "how devices are written",
-        "DeviceTest.test_(repr|str)",
+        "DeviceTest::test_(repr|str)",
         "str(device) says slice, host and coordinates.",
         is_clients=False,
         in_id=True,

@@ -54,6 +54,24 @@ def a_process_sees_the_shards_of_its_host() -> Any:
 
 
 @check
+def devices_of_one_host_compute_together() -> Any:
+    """Over the sockets of this user alone: nothing of a process listens at a port."""
+
+    @cp.colocated_python
+    def total(x: Any) -> Any:
+        import psutil
+
+        mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("here",))
+        here = jax.device_put(np.arange(4.0), jax.NamedSharding(mesh, jax.P("here")))
+        listening = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+        value = np.array([float(here.sum()) + 100 * len(listening)], np.float32)
+        shards = [jax.device_put(value, shard.device) for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+    return jax.device_get(total(PLACES)).tolist()
+
+
+@check
 def modules_beside_the_program_are_found() -> Any:
     x = jax.device_put(np.int32(1), DEVICES[-1])
     return values(cp.colocated_python(beside.add_thousand)(x))

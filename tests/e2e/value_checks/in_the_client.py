@@ -24,10 +24,11 @@ def tokens() -> Returned:
 def arrays_for_other_libraries() -> Returned:
     x = jax.device_put(ramp(2, 3), jax.devices()[1])
     taken = [np.from_dlpack(jnp.asarray(x, dtype)) for dtype in (jnp.float32, jnp.int8, jnp.complex64, jnp.bool_)]
+    given = jax.dlpack.from_dlpack(ramp(4), device=jax.devices()[3])
     again = np.asarray(jax.dlpack.from_dlpack(x.astype(jnp.bfloat16)))
     if sys.version_info >= (3, 12):
         buffer = memoryview(x)
-        seen = f"{buffer.readonly} {buffer.format} {buffer.shape} {buffer.tolist()}"
+        seen = f"{buffer.readonly} {buffer.shape} {buffer.itemsize} {buffer.tobytes().hex()}"
         try:
             seen += repr(memoryview(x.astype(jnp.bfloat16)))
         except BufferError:
@@ -38,7 +39,7 @@ def arrays_for_other_libraries() -> Returned:
         np.from_dlpack(jax.device_put(ramp(8), sharded(mesh_1d(), "x")))
     except BufferError as error:
         seen += str(error)
-    return taken, again, seen, hasattr(x, "__cuda_array_interface__")
+    return taken, given, again, seen, hasattr(x, "__cuda_array_interface__")
 
 
 @check(EXACT)
@@ -46,16 +47,7 @@ def sizes_on_devices() -> Returned:
     x = ramp(16)
     split = jax.device_put(x, sharded(mesh_1d(), "x"))
     everywhere = jax.device_put(x, sharded(mesh_1d()))
-    arrays = (
-        x,
-        split,
-        everywhere,
-        jnp.float32(1),
-        jnp.zeros((0, 3)),
-        x.astype(jnp.bfloat16),
-        x > 1,
-        x.astype(jnp.int4),
-    )
+    arrays = (x, split, everywhere, jnp.float32(1), jnp.zeros((0, 3)), x.astype(jnp.bfloat16), x > 1)
     return [jnp.asarray(array).on_device_size_in_bytes() for array in arrays]
 
 

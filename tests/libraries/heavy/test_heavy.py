@@ -35,3 +35,24 @@ def test_a_gpt_over_both_slices(library_runtime: LocalRuntime, tmp_path: Path) -
     here = losses(library_runtime.environment(), "here")
     assert here == pytest.approx(losses(plain_environment(), "plain"), rel=1e-5)
     assert here[-1] < here[0] - 1
+
+
+#: What TensorBoard's profile plugin does when a trace is opened: of one file, and of all together.
+XPROF = """
+import json, sys
+from xprof.convert import raw_to_tool_data as convert
+events, _ = convert.xspace_to_tool_data([sys.argv[1]], "trace_viewer", {})
+overview, _ = convert.xspace_to_tool_data(sys.argv[1:], "overview_page", {})
+names = [event.get("name", "") for event in json.loads(events)["traceEvents"]]
+print(json.dumps([any("Execute" in name for name in names), bool(overview)]))
+"""
+
+
+def test_tensorboards_profile_plugin_opens_a_trace(checks_here: RunChecks, tmp_path: Path) -> None:
+    checks_here("profiler", CHECKS_TRACE_FOLDER=str(tmp_path))
+    files = sorted(tmp_path.rglob("*.xplane.pb"), key=lambda path: path.name != "host-1.xplane.pb")
+    assert len(files) == 5
+    command = [sys.executable, "-c", XPROF, *files]
+    opened = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert opened.returncode == 0, opened.stderr
+    assert json.loads(opened.stdout.splitlines()[-1]) == [True, True]

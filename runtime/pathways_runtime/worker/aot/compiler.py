@@ -76,7 +76,7 @@ class Compiler:
             compiled = self._cache.load(key)
             is_from_cache = compiled is not None
             if compiled is None:
-                compiled = self._compile(world, prepared)
+                compiled = self._compile(world, world.device(devices[0]), prepared)
                 self._cache.store(key, compiled)
             failure = self._shortage(compiled)
         except pjrt.PjrtError as raised:
@@ -89,13 +89,13 @@ class Compiler:
             compiled = None
         return Outcome(name, key, compiled, failure, is_from_cache, time.monotonic() - started_s)
 
-    def _compile(self, world: World, prepared: programs.Prepared) -> CompiledProgram:
+    def _compile(self, world: World, device: pjrt.Device, prepared: programs.Prepared) -> CompiledProgram:
         program, settings, physical = prepared.program, prepared.settings, prepared.physical
         if self._target.platform == "cpu":
             executable = pjrt.compile_program(world.client, program, physical, settings, prepared.forwarders)
         else:
             executable = pjrt.compile_only(world.client, program, physical, settings)
-        return programs.describe(executable, program, num_hidden_parameters=int(prepared.is_gated))
+        return programs.describe(executable, program, world.client, device, int(prepared.is_gated))
 
     def _shortage(self, compiled: CompiledProgram) -> Status | None:
         """Why a program does not fit. libtpu refuses such programs itself; XLA's compiler for GPUs does not."""

@@ -2,8 +2,10 @@
 
 import argparse
 import logging
+import os
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 from pathways_runtime.worker.colocated import guard
 
@@ -22,7 +24,9 @@ def main() -> None:
     from pathways_runtime.worker.colocated.connection import Connection
 
     connection = Connection(socket.socket(fileno=options.socket_fd))
-    made = devices.make(options.host, options.num_hosts, options.devices_per_host, options.coordination_socket)
+    collectives_host = _private_sockets(options)
+    path = options.coordination_socket
+    made = devices.make(options.host, options.num_hosts, options.devices_per_host, path, collectives_host)
     made.install()
     try:
         server.Server(connection, options.name, made.by_id).run()
@@ -31,6 +35,27 @@ def main() -> None:
     except BaseException:
         logging.exception("the Python process failed")
         server.end(1, "it failed")
+
+
+def _private_sockets(options: argparse.Namespace) -> str:
+    """Where devices of this host meet: by sockets that only this user can open, where the library for that is there."""
+    from pathways_runtime.core.ids import HostIndex
+    from pathways_runtime.worker import collectives, private_sockets
+
+    # What functions start has no use for it.
+    preloaded = os.environ.pop(private_sockets.PRELOAD_VARIABLE, "")
+    others = ":".join(name for name in preloaded.split(":") if private_sockets.LIBRARY.name not in name)
+    if others:
+        os.environ[private_sockets.PRELOAD_VARIABLE] = others
+    if options.num_hosts == 1 or not private_sockets.is_preloaded():
+        return collectives.LOOPBACK
+    folder = private_sockets.folder_beside(f"unix:{options.coordination_socket.absolute()}")
+    sockets = private_sockets.PrivateSockets(folder, HostIndex(options.host), _refuse)
+    return sockets.own_stand_in
+
+
+def _refuse(host: int, port: int) -> NoReturn:
+    raise ConnectionRefusedError(f"functions do not compute together with those of host {host}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,11 +48,14 @@ class HostDevices:
         _pickle_by_ids(self.by_id)
 
 
-def make(host: int, num_hosts: int, devices_per_host: int, socket_path: Path) -> HostDevices:
+def make(
+    host: int, num_hosts: int, devices_per_host: int, socket_path: Path, collectives_host: str = "127.0.0.1"
+) -> HostDevices:
     """Make the devices as host number ``host`` sees them.
 
     Args:
         socket_path: where the made-up coordination listens, as long as the process lives.
+        collectives_host: where devices of this host meet to compute together.
 
     Raises:
         jax.errors.JaxRuntimeError: this jaxlib does not take what it is told.
@@ -60,7 +63,7 @@ def make(host: int, num_hosts: int, devices_per_host: int, socket_path: Path) ->
     if num_hosts == 1:
         client = xla_client.make_cpu_client(asynchronous=True, num_devices=devices_per_host)
     else:
-        client = _make_client(host, num_hosts, devices_per_host, f"unix:{socket_path}")
+        client = _make_client(host, num_hosts, devices_per_host, f"unix:{socket_path}", collectives_host)
     found = {
         DeviceId(device.process_index * devices_per_host + device.id % _IDS_PER_HOST): device
         for device in client.devices()
@@ -72,7 +75,7 @@ def make(host: int, num_hosts: int, devices_per_host: int, socket_path: Path) ->
     return HostDevices(found)
 
 
-def _make_client(host: int, num_hosts: int, devices_per_host: int, address: str) -> Any:
+def _make_client(host: int, num_hosts: int, devices_per_host: int, address: str, collectives_host: str) -> Any:
     service = _jax.get_distributed_runtime_service(address, 1)
     runtime = _jax.get_distributed_runtime_client(
         address,
@@ -95,7 +98,7 @@ def _make_client(host: int, num_hosts: int, devices_per_host: int, address: str)
         runtime.key_value_set_bytes(_GLOBAL_KEY, b"".join(_message(1, node) for node in nodes))
     # Without collectives XLA takes no program over several hosts, whatever it does. These serve devices of this host;
     # where another one would have to answer, they give up after half a minute.
-    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname="127.0.0.1")
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
     return xla_client.make_cpu_client(
         asynchronous=True,
         distributed_client=runtime,

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport.dataplane.memory import Bytes
 from pathways_runtime.transport.frames import Buffer, ConnectionClosed, FrameError
 from pathways_runtime.transport.lifeline import Child, log_tail, spawn
+from pathways_runtime.worker import private_sockets
 from pathways_runtime.worker.buffers import HostArray
 from pathways_runtime.worker.colocated.connection import Connection
 from pathways_runtime.worker.colocated.memory import SharedMemory
@@ -45,9 +47,8 @@ START_TIMEOUT_S = 120.0
 _EXIT_TIMEOUT_S = 5.0
 _LOG_TAIL_LINES = 10
 
-#: Of the executor's environment: they are for its own JAX and its collectives. How its memory is had (GLIBC_TUNABLES) suits
-#: arrays there, too.
-_DROPPED_NAMES = frozenset({"XLA_FLAGS", "NPROC", "LD_PRELOAD"})
+#: Of the executor's environment: they are for its own JAX. How memory is had (GLIBC_TUNABLES) suits arrays there, too.
+_DROPPED_NAMES = frozenset({"XLA_FLAGS", "NPROC"})
 
 #: Called with what a load ended with: None is success.
 OnLoaded = Callable[[Status | None], None]
@@ -69,6 +70,11 @@ class Place(NamedTuple):
     topology: Topology
     folder: Path
     log_path: Path | None
+
+
+def files_prefix(executor_pid: int) -> str:
+    """What the names of files begin with that processes of an executor have in the folder for sockets."""
+    return f"python-{executor_pid}-"
 
 
 class ProcessEnded(Exception):
@@ -97,7 +103,7 @@ class Process:
         self._is_ready = False
         #: Functions that it was sent; for who sends.
         self.functions: set[int] = set()
-        self._socket_path = place.folder / f"python-{place.host}-{os.getpid()}-{number}.sock"
+        self._socket_path = place.folder / f"{files_prefix(os.getpid())}{number}.sock"
         self._child, sock = self._start(command)
         self.pid = self._child.pid
         self._connection = Connection(sock)
@@ -125,7 +131,7 @@ class Process:
                 child = spawn(
                     argv,
                     name=f"Python process of session {self.session}",
-                    env=_environment(),
+                    env=_environment(place.folder),
                     log_path=place.log_path,
                     pass_fds=(theirs.fileno(),),
                 )
@@ -276,6 +282,7 @@ class Process:
             reason = "it closed its connection"
         returncode = self._child.reap()
         self._socket_path.unlink(missing_ok=True)
+        shutil.rmtree(private_sockets.folder_beside(f"unix:{self._socket_path.absolute()}"), ignore_errors=True)
         with self._lock:
             self._has_ended = True
             loads, self._loads = self._loads, {}
@@ -314,7 +321,9 @@ def _exit_text(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED_NAMES}
     environment["JAX_PLATFORMS"] = "cpu"
+    if not private_sockets.is_preloaded():
+        environment |= private_sockets.preload(environment, folder)
     return environment
