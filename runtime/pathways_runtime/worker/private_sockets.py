@@ -145,12 +145,9 @@ class PrivateSockets:
         self._open_tunnel = open_tunnel
         self._lock = threading.Lock()
         self._ways: dict[HostIndex, Path] = {}
-<<<<<<< HEAD
         #: Connections through tunnels, by the host that they lead to.
         self._led_out: dict[HostIndex, list[weakref.ref[socket.socket]]] = {}
-=======
         self._numbers = itertools.count()
->>>>>>> main
         self._carrier: Carrier | None = None
         self._listener: socket.socket | None = None
         self._is_closed = False
@@ -274,32 +271,22 @@ class PrivateSockets:
         try:
             ours.settimeout(_ANSWER_TIMEOUT_S)
             host, port = _WHOM.unpack(ours.recv(_WHOM.size, socket.MSG_WAITALL))
-<<<<<<< HEAD
-            theirs = self._open_tunnel(HostIndex(host), port)
-            with contextlib.ExitStack() as on_failure:
-                on_failure.callback(theirs.close)
-                with self._lock:
-                    carrier = self._get_carrier()
-                    kept = [known for known in self._led_out.get(HostIndex(host), ()) if known() is not None]
-                    self._led_out[HostIndex(host)] = [*kept, weakref.ref(ours)]
-                on_failure.pop_all()
-            carrier.join(ours, theirs)
-=======
             with self._lock:
                 carrier = self._get_carrier()
+                kept = [known for known in self._led_out.get(HostIndex(host), ()) if known() is not None]
+                self._led_out[HostIndex(host)] = [*kept, weakref.ref(ours)]
             _go_on(carrier, ours, self._open_tunnel(HostIndex(host), port))
->>>>>>> main
         except (OSError, struct.error) as failure:
             # gloo is refused, and fails the program.
             logger.warning("collectives with host %s have no connection: %s", host, failure)
             ours.close()
 
 
-<<<<<<< HEAD
 def _end(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-=======
+
+
 def _go_on(carrier: Carrier, ours: socket.socket, theirs: Connection) -> None:
     """Have the library's connection go on to another machine. Owns both.
 
@@ -320,4 +307,3 @@ def _go_on(carrier: Carrier, ours: socket.socket, theirs: Connection) -> None:
         theirs.close()
     else:
         carrier.join(ours, theirs)
->>>>>>> main
