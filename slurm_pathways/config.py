@@ -46,6 +46,9 @@ PLATFORMS = ("cpu", CUDA)
 #: What decides which nodes stand together; the first: their order in the allocation.
 SLICINGS = ("order", "topology", "feature", "gres")
 ENCRYPTIONS = ("tls", "none")
+#: What becomes of a batch job whose first node is gone.
+REQUEUE = "requeue"
+ON_HEAD_LOSS = ("cancel", REQUEUE)
 #: Twice the largest cluster that was simulated: beyond it, a number is mistyped.
 MAX_HOSTS = 4096
 #: Each host is two processes.
@@ -200,6 +203,7 @@ class RuntimeSpec:
     slice_by: str = SLICINGS[0]
     interface: str | None = None
     data_plane_encryption: str = ENCRYPTIONS[0]
+    on_head_loss: str = ON_HEAD_LOSS[0]
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
@@ -317,6 +321,13 @@ SETTINGS: tuple[Setting, ...] = (
         Kind.CHOICE,
         "How tensors travel between nodes: `none` is for trusted fabrics. On Slurm.",
         choices=ENCRYPTIONS,
+    ),
+    Setting(
+        "on_head_loss",
+        "on_head_loss",
+        Kind.CHOICE,
+        "What becomes of a batch job that has lost the node of its script, and would do nothing until its time limit.",
+        choices=ON_HEAD_LOSS,
     ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}

@@ -27,6 +27,7 @@ const struct pathways_key pathways_keys[] = {
 	{"slice-by", VARIABLE("SLICE_BY"), PATHWAYS_TEXT, 0, 0},
 	{"interface", VARIABLE("INTERFACE"), PATHWAYS_TEXT, 0, 0},
 	{"data-plane-encryption", VARIABLE("DATA_PLANE_ENCRYPTION"), PATHWAYS_TEXT, 0, 0},
+	{"on-head-loss", VARIABLE("ON_HEAD_LOSS"), PATHWAYS_TEXT, 0, 0},
 	{"kill-after-s", VARIABLE("KILL_AFTER_S"), PATHWAYS_SECONDS, 0, 86400},
 };
 const size_t pathways_num_keys = sizeof(pathways_keys) / sizeof(pathways_keys[0]);

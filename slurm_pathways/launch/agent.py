@@ -1,8 +1,9 @@
 """The agent: the one task of a step of the runtime. It starts components on its node as the launcher says.
 
 Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
-component, ``Stop`` for one that the others outlive, and ``Kill`` for one that does not answer. End of file means that
-the launcher, or its srun, is gone, and everything ends. Its standard output goes the other way: what components say,
+component, ``Stop`` for one that the others outlive, and ``Kill`` for one that does not answer; ``Dismiss`` comes last.
+End of file means that the launcher, or its srun, is gone, and everything ends; if it was not dismissed, see
+``head_loss``. Its standard output goes the other way: what components say,
 with their names. Components' own output goes to its standard error, which srun brings into the launcher's logs. So
 nothing but Slurm itself carries the job's material to nodes, and no file system needs to be shared.
 """
@@ -23,7 +24,7 @@ import msgspec
 from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
-from slurm_pathways.launch import client_step
+from slurm_pathways.launch import client_step, head_loss
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
@@ -37,6 +38,8 @@ from slurm_pathways.launch.run_folder import (
     place_log,
     remove_abandoned,
 )
+from slurm_pathways.launch.steps import step_environment
+from slurm_pathways.slurm.commands import Slurm
 
 #: Events of the agent itself, and of components that have ended.
 AGENT_FAILED_EVENT = "node_failed"
@@ -49,6 +52,9 @@ OVER_NAME = "over"
 
 #: Between the start of this process and the launcher's first line.
 WELCOME_TIMEOUT_S = 60.0
+#: How often the launcher of a batch job lets its agents hear of it, and the silence after which it is gone.
+ALIVE_INTERVAL_S = 5.0
+LAUNCHER_TIMEOUT_S = 30.0
 #: For components to end by themselves, below Slurm's usual KillWait.
 CLOSE_GRACE_S = 4.0
 
@@ -65,6 +71,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         files: material of the job by name, written into ``folder`` for this user alone.
         interface: the setting.
         log_dir: the setting.
+        head: where the launcher runs; None if that is not the node of a batch job's script.
     """
 
     folder: str
@@ -73,6 +80,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     files: dict[str, str] = {}
     interface: str | None = None
     log_dir: str | None = None
+    head: head_loss.Head | None = None
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -122,7 +130,15 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     number: int
 
 
-Line = Welcome | Start | Stop | Kill | Ask | Signal
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The launcher lives."""
+
+
+class Dismiss(msgspec.Struct, frozen=True, tag="dismiss"):
+    """The run is over; end of file follows."""
+
+
+Line = Welcome | Start | Stop | Kill | Ask | Signal | Alive | Dismiss
 
 
 def encode_line(line: Line) -> bytes:
@@ -150,6 +166,8 @@ class Agent:
         #: Of the primary component, once it has ended.
         self._returncode: int | None = None
         self._is_asked = False
+        self._is_launcher_gone = False
+        self._launcher_timeout_s: float | None = None
 
     def run(self) -> int:
         """Returns the exit code: that of the primary component, 0 if the launcher went first."""
@@ -167,6 +185,9 @@ class Agent:
             self._events.write(AGENT_FAILED_EVENT, reason=f"{_node()}: {failure}")
             print(failure, file=sys.stderr)
             return 1
+        if welcome.head is not None:
+            self._launcher_timeout_s = LAUNCHER_TIMEOUT_S
+        is_dismissed = False
         components = self._components = Components(component_environment(os.environ), self._tell)
         try:
             launcher_folder = Path(welcome.launcher_folder)
@@ -177,6 +198,11 @@ class Agent:
             places |= {HOST: place.address, ANY_PORT: str(TcpAddress(place.address, 0))}
             self._events.write(AGENT_EVENT, step_id=os.environ.get("SLURM_STEP_ID"), place=dataclasses.asdict(place))
             for line in lines:
+                if isinstance(line, Alive):
+                    continue
+                if isinstance(line, Dismiss):
+                    is_dismissed = True
+                    continue
                 if isinstance(line, Signal):
                     client_step.send_signal(folder.path / line.pid_file, line.number)
                     continue
@@ -205,6 +231,10 @@ class Agent:
         finally:
             components.close(CLOSE_GRACE_S)
             folder.remove(keep_logs=False)
+        if self._is_launcher_gone and not is_dismissed and welcome.head is not None:
+            done = head_loss.settle(welcome.head, Slurm(step_environment(os.environ), head_loss.PROBE_TIMEOUT_S))
+            if done is not None:
+                print(f"{_node()}: {done}", file=sys.stderr)
         return 0 if self._returncode is None else self._returncode if self._returncode >= 0 else 128 - self._returncode
 
     def _prepare(self, welcome: Welcome) -> RunFolder:
@@ -282,15 +312,18 @@ class Agent:
         while True:
             timeout_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1e3
             ready = dict(poll.poll(timeout_ms))
-            if not ready or self._wake_read in ready:
+            if self._wake_read in ready:
                 return
-            chunk = os.read(self._input_fd, 1 << 16)
+            chunk = os.read(self._input_fd, 1 << 16) if ready else b""
             if not chunk:
+                self._is_launcher_gone = True
                 return
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
-                deadline_s = None
                 yield decoder.decode(line)
+            if whole:
+                timeout_s = self._launcher_timeout_s
+                deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _node() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from pathways_runtime.transport.credentials import FILE_NAME as CREDENTIALS_NAME
 from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
-from slurm_pathways.launch import agent, client_step
+from slurm_pathways.launch import agent, client_step, head_loss
 from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent
@@ -105,23 +105,35 @@ def _pid_file(client: Client) -> str:
 
 
 class _Step:
-    """The srun of an agent: lines go to its standard input. Not more than a pipe holds (64 KiB) is ever written."""
+    """The srun of an agent: lines go to its standard input, from any thread.
+
+    An srun that does not read holds up nobody: what its pipe (64 KiB) has no room for is not sent.
+    """
 
     def __init__(self, input_fd: int) -> None:
+        os.set_blocking(input_fd, False)
+        self._lock = threading.Lock()
         self._input_fd: int | None = input_fd
 
     def send(self, line: agent.Line) -> bool:
         """Whether it could be sent. An end is reported where all ends are."""
-        if self._input_fd is None:
-            return False
-        try:
-            os.write(self._input_fd, agent.encode_line(line))
-        except BrokenPipeError:
-            self.close()
-            return False
-        return True
+        with self._lock:
+            if self._input_fd is None:
+                return False
+            try:
+                os.write(self._input_fd, agent.encode_line(line))
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:
+                self._close()
+                return False
+            return True
 
     def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._input_fd is not None:
             os.close(self._input_fd)
             self._input_fd = None
@@ -199,6 +211,7 @@ class SlurmRuntime(LocalRuntime):
             self._start_step(f"worker-{worker_id}", has_devices=True)
         # While the steps start.
         credentials = Credentials.make().to_text()
+        heads = self._heads()
         for name, step in self._steps.items():
             step.send(
                 agent.Welcome(
@@ -208,12 +221,30 @@ class SlurmRuntime(LocalRuntime):
                     work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
                     files={CREDENTIALS_NAME: credentials},
                     interface=self.spec.interface,
+                    head=heads.get(name),
                 )
             )
+        if heads:
+            threading.Thread(target=self._say_alive, name="alive", daemon=True).start()
         listen = (self.controller_address, agent.ANY_PORT)
         self._start(
             CONTROLLER, CONTROLLER, self._modules.controller, (*controller_arguments(self.spec, *listen), *_NETWORK)
         )
+
+    def _heads(self) -> dict[str, head_loss.Head]:
+        """What agents are told of this node, if it is that of a batch job's script: those of other nodes, in turn."""
+        here = self._environ.get("SLURMD_NODENAME")
+        if self._environ.get("ENVIRONMENT") != "BATCH" or here is None:
+            return {}
+        elsewhere = [name for name in self._steps if self._node_of(name) != here]
+        watchers = elsewhere[: head_loss.MAX_WATCHERS]
+        job_id, on_loss = self._allocation.job_id, self.spec.on_head_loss
+        return {name: head_loss.Head(job_id, here, on_loss, turn) for turn, name in enumerate(watchers)}
+
+    def _say_alive(self) -> None:
+        while not self._has_closed.wait(agent.ALIVE_INTERVAL_S):
+            for step in self._steps.values():
+                step.send(agent.Alive())
 
     def _start_step(self, name: str, *, has_devices: bool) -> None:
         assert self._components is not None
@@ -391,6 +422,7 @@ class SlurmRuntime(LocalRuntime):
     def close(self) -> None:
         """End every step and remove the folder. May be called twice."""
         for step in self._steps.values():
+            step.send(agent.Dismiss())
             step.close()
         folders = [Path(self._folder_on_node(name)) for name in self._steps] if self._folder is not None else []
         super().close()

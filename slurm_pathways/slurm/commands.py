@@ -156,6 +156,10 @@ class Slurm:
         """End a job; one that has ended already is no error."""
         self.run(["scancel", str(job_id)])
 
+    def requeue(self, job_id: int) -> None:
+        """Have a running job begin anew; it must be one that may (``sbatch --requeue``)."""
+        self.run(["scontrol", "requeue", str(job_id)])
+
     def signal_step(self, job_id: int, step_id: int, signal_name: str) -> None:
         """Send a signal (``TERM``) to the processes of a step; one that has ended already is no error."""
         try:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -104,6 +105,20 @@ def test_a_supervisor_is_killed_and_started_again_on_its_node(job: Job, sandbox:
     assert re.search(r"host 1 is served again by node\d after \d+\.\d s\n", job.said()), job.said()
     until_gone(runs_root)
     remove_kept_logs(runs_root)
+
+
+def test_a_job_whose_first_node_is_killed_ends(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
+    """Its script and its controller are gone, and Slurm would keep it until its time limit."""
+    nodes = _nodes(sandbox, job)
+    sandbox.kill_node(int(nodes[0].removeprefix("node")))
+    job.until(lambda: job.fields()["JobState"] == "CANCELLED", "goes on without its first node", 90)
+    assert not [argv for _, argv in commands(sandbox) if "pathways_runtime.worker" in argv]
+    until_gone(runs_root)
+    # What was killed there has left its folders, which the node's next run removes. Of other nodes nothing is left.
+    left = {path.name.partition(".")[2] for path in runs_root.iterdir()}
+    assert left == {"", "controller", "worker-0"}
+    for path in runs_root.iterdir():
+        shutil.rmtree(path)
 
 
 def test_a_stopped_supervisor_is_killed_on_its_node(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
