@@ -107,7 +107,7 @@ def test_a_closed_executor_waits_for_its_supervisors_word_and_no_longer():
     assert driver.pass_time(0.25) == []
     out = driver.pass_time(0.25)
     (change,) = of_type(out, ins.ChangeHost)
-    assert change.failure.message.endswith("UTC, and with it slice 1: its executor's connection is gone (reset)")
+    assert change.failure.message.endswith("UTC, and with it slice 0: its executor's connection is gone (reset)")
     (poison,) = of_type(out, ins.Substitute)
     assert (poison.group.hosts, poison.operation.handles, poison.operation.status) == ((0,), (1,), change.failure)
     assert of_type(out, ins.ReportFailed) == [ins.ReportFailed(1, s, 1, (1,), change.failure)]
@@ -164,7 +164,7 @@ def test_silence_is_loss_and_a_controller_that_slept_blames_nobody():
     out = driver.pass_time(1.25)
     assert [
         (i.host, i.failure.message.partition("UTC, and with it slice ")[2]) for i in of_type(out, ins.ChangeHost)
-    ] == [(2, "its executor has been silent for 3.2 s")]
+    ] == [(2, "1: its executor has been silent for 3.2 s")]
     assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(10002, 1)]
     assert [i.peer for i in of_type(out, ins.Refuse)] == [1002]
 
