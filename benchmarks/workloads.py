@@ -3,11 +3,11 @@
 import json
 import sys
 
-from benchmarks import collectives, dispatch, memory, simulation, slurm, soak, startup, transfers
+from benchmarks import collectives, dispatch, memory, recovery, simulation, slurm, soak, startup, transfers
 from benchmarks.measure import WORKLOADS
 
 #: Importing a topic registers its workloads.
-TOPICS = (dispatch, collectives, transfers, startup, memory, simulation, slurm, soak)
+TOPICS = (dispatch, collectives, transfers, startup, memory, simulation, slurm, soak, recovery)
 
 if __name__ == "__main__":
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
