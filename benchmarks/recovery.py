@@ -119,7 +119,7 @@ def losses(controller_address: str, num_workers: int, number: int, repeats: int)
             workers = ask(controller_address, 10.0)["workers"]
             if sum(worker["state"] in ("bound", "spare") for worker in workers) == num_workers:
                 return next(int(worker["executor_pid"]) for worker in workers if worker["host"] == _HOST)
-            assert time.monotonic() < deadline_s, workers
+            assert time.monotonic() < deadline_s, [worker["state"] for worker in workers]
             time.sleep(0.05)
 
     slices = _Slices()
