@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import peers, simulation
+from benchmarks import peers, recovery_simulation, simulation
 from benchmarks.measure import Row, ordered_rows, table
 from benchmarks.workloads import TOPICS
 
@@ -43,6 +43,8 @@ def main(names: tuple[str, ...], only_list: bool, output: Path | None, plot: Pat
         text += "\n\nWithout relays:\n\n" + simulation.table(simulation.direct_costs())
         if plot is not None:
             simulation.plot(simulation.costs(), simulation.direct_costs(), plot)
+    if "simulated_recovery" in (names or by_name):
+        text += "\n\n" + recovery_simulation.table(recovery_simulation.summaries())
     if failed:
         text += "\n\nNot measured:\n\n" + "\n".join(f"* {line}" for line in failed)
     click.echo(text)

@@ -35,7 +35,7 @@ from benchmarks.measure import (
 )
 from pathways_runtime.worker.private_sockets import PLAIN_VARIABLE
 
-_COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
+COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
 #: Says when it has seen the devices, on a clock that all processes of the machine share.
 _LOOK = "import jax, time; n = len(jax.devices()); print(n, time.monotonic())"
 #: For the machine to be idle, for each start. Beside other programs, a run in an allocation gets more of the machine
@@ -49,7 +49,7 @@ _ALWAYS_THERE = ("MESSAGE_NODE_REGISTRATION_STATUS", "REQUEST_STATS_INFO", "REQU
 
 
 @contextmanager
-def _sandbox(num_nodes: int) -> Iterator[Any]:
+def sandbox_of(num_nodes: int) -> Iterator[Any]:
     """A ``slurm_pathways.sandbox.cluster.Sandbox`` whose nodes have networks of their own."""
     from slurm_pathways.sandbox.cluster import Sandbox
     from slurm_pathways.sandbox.spec import SandboxSpec
@@ -121,7 +121,7 @@ def _medians(repeats: int, **measured: Callable[[], float]) -> Figures:
 
 def _run_command(num_hosts: int, *options: str) -> list[str]:
     shape = ["--slices", "1", "--hosts-per-slice", str(num_hosts), "--devices-per-host", "1"]
-    return [_COMMAND, "run", "-q", *shape, *options, "--"]
+    return [COMMAND, "run", "-q", *shape, *options, "--"]
 
 
 @workload
@@ -138,7 +138,7 @@ def starts_in_allocation(num_hosts: int, repeats: int = 9) -> Figures:
 def slurm_start() -> Iterator[Row]:
     """A run in an allocation does all that a local one does, through steps of Slurm."""
     num_hosts = 4
-    with _sandbox(num_hosts) as sandbox:
+    with sandbox_of(num_hosts) as sandbox:
         started = _in_allocation(sandbox, num_hosts, "starts_in_allocation", num_hosts=num_hosts)
     yield Row(
         "Slurm: run in an allocation of 4 nodes, to jax.devices()",
@@ -154,22 +154,22 @@ def slurm_start() -> Iterator[Row]:
 def warm_runs(num_hosts: int, repeats: int = 9) -> Figures:
     """Runs on workers that ``up`` has started; seconds to ``jax.devices()``, and what one process of JAX takes."""
     shape = ["--slices", "1", "--hosts-per-slice", str(num_hosts), "--devices-per-host", "1"]
-    subprocess.run([_COMMAND, "up", "-q", *shape], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([COMMAND, "up", "-q", *shape], check=True, stdout=subprocess.DEVNULL)
     try:
         return _medians(
             repeats,
-            warm_s=lambda: _undisturbed(lambda: _look([_COMMAND, "run", "-q", "--"], num_hosts)),
+            warm_s=lambda: _undisturbed(lambda: _look([COMMAND, "run", "-q", "--"], num_hosts)),
             plain_s=lambda: _undisturbed(lambda: _look(["env", "JAX_PLATFORMS=cpu"], 1)),
         )
     finally:
-        subprocess.run([_COMMAND, "down"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([COMMAND, "down"], check=True, stdout=subprocess.DEVNULL)
 
 
 @rows(21)
 def slurm_warm() -> Iterator[Row]:
     """The first run on warm workers does not count."""
     num_hosts = 4
-    with _sandbox(num_hosts) as sandbox:
+    with sandbox_of(num_hosts) as sandbox:
         taken = _in_allocation(sandbox, num_hosts, "warm_runs", num_hosts=num_hosts)
     yield Row(
         "Slurm: second run on warm workers of 4 nodes, to jax.devices()",
@@ -214,7 +214,7 @@ def _settled_calls(timeout_s: float = 30.0) -> dict[str, int]:
 def slurm_calls() -> Iterator[Row]:
     """Of a step slurmctld hears three times: srun looks the allocation up, and creates it; its node reports the end."""
     sizes = (1, 2, 4, 8)
-    with _sandbox(max(sizes)) as sandbox:
+    with sandbox_of(max(sizes)) as sandbox:
         counted = {size: _in_allocation(sandbox, size, "calls_of_a_run", num_hosts=size) for size in sizes}
     for size, counts in counted.items():
         commands = {name: number for name, number in counts.items() if name in _SLURMS_COMMANDS}
@@ -259,11 +259,11 @@ def with_and_without_plugin(drop_in: str, line: str, repeats: int = 41) -> Figur
 @rows(23)
 def slurm_plugin() -> Iterator[Row]:
     """The difference of medians; how much it varies shows in the second series without the plugin."""
-    with _sandbox(1) as sandbox:
+    with sandbox_of(1) as sandbox:
         folder = sandbox.directory / "spank"
         make = ["make", "-s", "-C", str(PROJECT / "spank"), "install", f"PREFIX={folder}", f"SYSCONFDIR={folder}/etc"]
         subprocess.run([*make, f"BUILD={folder}/build"], check=True, stdout=subprocess.DEVNULL)
-        line = f"optional {folder}/lib/slurm-pathways/pathways.so command={_COMMAND}\n"
+        line = f"optional {folder}/lib/slurm-pathways/pathways.so command={COMMAND}\n"
         drop_in = str(sandbox.plugstack_dir / "pathways.conf")
         taken = _in_allocation(sandbox, 1, "with_and_without_plugin", drop_in=drop_in, line=line)
     yield Row(
@@ -280,7 +280,7 @@ def slurm_plugin() -> Iterator[Row]:
 def slurm_data_plane() -> Iterator[Row]:
     """From node to node, over the network that joins them."""
     measured: dict[str, float] = {}
-    with _sandbox(2) as sandbox:
+    with sandbox_of(2) as sandbox:
         for encryption in ("none", "tls"):
             command = [*_run_command(2, "--data-plane-encryption", encryption), *workload_command("worker_to_worker")]
             said = _on_login(sandbox, ["salloc", "--quiet", "--exclusive", "--nodes=2", *command])

@@ -10,6 +10,7 @@ from benchmarks import (
     colocated,
     dispatch,
     memory,
+    recovery,
     simulation,
     slurm,
     soak,
@@ -19,7 +20,20 @@ from benchmarks import (
 from benchmarks.measure import WORKLOADS
 
 #: Importing a topic registers its workloads.
-TOPICS = (dispatch, callbacks, colocated, checkpoints, collectives, transfers, startup, memory, simulation, slurm, soak)
+TOPICS = (
+    dispatch,
+    callbacks,
+    colocated,
+    checkpoints,
+    collectives,
+    transfers,
+    startup,
+    memory,
+    simulation,
+    slurm,
+    soak,
+    recovery,
+)
 
 if __name__ == "__main__":
     name, arguments = sys.argv[1], json.loads(sys.argv[2])

@@ -19,7 +19,8 @@ def save(folder: Path, step: int, state: Any) -> Path:
     """Write the state of a step, and remove those of others.
 
     Raises:
-        OSError: it cannot be written. jax.errors.JaxRuntimeError: a value is lost.
+        OSError: it cannot be written. TypeError: part of it is neither array, number nor string.
+        jax.errors.JaxRuntimeError: a value is lost.
     """
     import jax
     import numpy as np
@@ -30,7 +31,10 @@ def save(folder: Path, step: int, state: Any) -> Path:
         is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         value = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         types[name] = str(leaf.dtype) if is_key else value.dtype.name
-        values[name] = value if value.dtype.isbuiltin == 1 else value.view(np.dtype((np.void, value.dtype.itemsize)))
+        if value.dtype.hasobject:
+            raise TypeError(f"{name} of the state is {leaf!r}: only arrays, numbers and strings are kept on disk")
+        is_numpys = value.dtype.type.__module__ == "numpy"
+        values[name] = value if is_numpys else value.view(np.dtype((np.void, value.dtype.itemsize)))
     members: dict[str, Any] = {f"value {name}": value for name, value in values.items()}
     members[_TYPES] = np.array(json.dumps(types))
     path = folder / f"snapshot-{step}.npz"

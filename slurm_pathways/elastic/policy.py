@@ -50,7 +50,7 @@ class Snapshots:
     """Copies of the state in the memory of hosts.
 
     Attributes:
-        every_steps: how often one is begun. One that is due while another is under way is left out.
+        every_steps: how often one is begun. One that is due while another is under way is begun after that.
         replicas: on how many slices each is kept, as far as there are so many. A slice holds the whole state, so any
             slice may be lost with 2, any two with 3.
         keep: how many complete ones are kept. While another is under way, slices hold up to ``keep + 1``.

@@ -74,10 +74,11 @@ class HostSnapshots:
         form.arrays = []
         return True
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until none is under way; whether that is so."""
+    def newest_step(self) -> int | None:
+        """The step of the newest snapshot that is complete; None if there is none."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._ledger.is_under_way, timeout_s)
+            usable = self._ledger.usable()
+        return usable[0][0].step if usable else None
 
     def newest(self, mesh: Any) -> tuple[int, Any] | None:
         """The step and state of the newest snapshot that can be read, on a mesh; None if there is none.

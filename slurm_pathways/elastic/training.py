@@ -93,6 +93,11 @@ class Attempt:
             raise RuntimeError("call attempt.start(init) first: it finds the step to go on from")
         return self._step
 
+    @property
+    def newest_snapshot(self) -> int | None:
+        """The step of the newest complete snapshot in host memory: what a loss now would lead back to, or None."""
+        return self._training.newest_snapshot()
+
     def start(self, init: Callable[[Any], _State]) -> _State:
         """The state to go on from, on ``mesh``: the newest there is in host memory, then on disk, else ``init(mesh)``.
 
@@ -165,6 +170,8 @@ class _Training(Generic[_Result]):
         self._recovery = Recovery(policy, slices.all, time.monotonic())
         self._warnings = Warnings(preemption.signals if preemption is not None else ())
         self._watch = Watch(slices, policy.look_every_s)
+        #: A snapshot is to be begun after the next step after which none is under way.
+        self._is_due = False
         #: When what interrupted training happened.
         self._interrupted_s = time.monotonic()
         #: Step and state of a function that was interrupted between two steps.
@@ -221,7 +228,7 @@ class _Training(Generic[_Result]):
         jax.block_until_ready(state)
         self._recovery.begin(step)
         # So that it is again on as many slices as asked for.
-        self._snapshots.take(step, state, attempt.slices)
+        self._is_due = not self._snapshots.take(step, state, attempt.slices)
         took_s = time.monotonic() - self._interrupted_s
         self._say(
             EventKind.STARTED, step, attempt.slices, f"from step {step} on slices {_names(attempt.slices)}", took_s
@@ -240,11 +247,15 @@ class _Training(Generic[_Result]):
             return 0, state
         return step, disk.load(self._preemption.folder, step, state)
 
+    def newest_snapshot(self) -> int | None:
+        return self._snapshots.newest_step()
+
     def done(self, attempt: Attempt, step: int, state: Any) -> None:
         if self._warnings.is_due:
             self._preempt(step, attempt.slices, lambda: state)
-        is_due = step % self._every_steps == 0
-        has_snapshot = is_due and self._snapshots.take(step, state, attempt.slices)
+        self._is_due = self._is_due or step % self._every_steps == 0
+        has_snapshot = self._is_due and self._snapshots.take(step, state, attempt.slices)
+        self._is_due = self._is_due and not has_snapshot
         found = self._watch.found()
         if self._recovery.should_grow(found, has_snapshot):
             slices = tuple(sorted({*attempt.slices, *found}))

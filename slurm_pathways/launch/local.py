@@ -593,7 +593,7 @@ def describe_trouble(event: ComponentEvent) -> str | None:
     if event.name == GIVEN_UP_EVENT:
         return (
             f"worker {fields['worker']} ({fields['name']}) is given up: {fields['num_executors']} of its executors "
-            "ended one after another soon after their start; the log of the last one says why"
+            "ended one after another before they had served; the log of the last one says why"
         )
     if event.name not in TROUBLE_EVENTS:
         return None

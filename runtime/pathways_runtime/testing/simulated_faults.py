@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.ids import WorkerId
@@ -50,16 +50,27 @@ def stage_of(instruction: ins.Instruction) -> str | None:
 class Faults:
     """``num_faults`` faults between now and ``until_ns``; then everything is mended.
 
+    Args:
+        busy_slices: those that clients use, which are struck more often than others.
+
     Attributes:
         kinds, stages: how many faults of each kind there were, and how many at each stage of a recovery.
     """
 
-    def __init__(self, cluster: SimulatedCluster, rng: random.Random, num_faults: int, until_ns: int) -> None:
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        rng: random.Random,
+        num_faults: int,
+        until_ns: int,
+        busy_slices: Sequence[int],
+    ) -> None:
         self.kinds: Counter[str] = Counter()
         self.stages: Counter[str] = Counter()
         self._cluster = cluster
         self._rng = rng
         self._until_ns = until_ns
+        self._busy_slices = busy_slices
         self._num_left = num_faults
         self._num_worlds_failed = 0
         self._cuts: list[Cut] = []
@@ -164,22 +175,20 @@ class Faults:
         """Anybody, but mostly somebody who has to do with a recovery, or a relay."""
         supervisors, rng = self._cluster.supervisors, self._rng
         choice = rng.random()
-        if choice < 0.15 and (relays := self._cluster.relays()):
+        if choice < 0.1 and (relays := self._cluster.relays()):
             node = rng.choice(relays).node
             return next(s for s in supervisors.values() if s.node == node)
-        if choice < 0.6:
-            hosts_per_slice, topology = self._cluster.topology.hosts_per_slice, self._cluster.topology
-            lost = [
-                device["host"]
-                for device in self._cluster.core.report(0)["devices"]
-                if device["state"] in ("lost", "joining")
-            ]
-            if lost:
-                slice_index = rng.choice(lost) // hosts_per_slice
-                hosts = topology.hosts_of_slice(slice_index)
-                near = [e.worker for e in self._cluster.executors() if e.host in hosts]
-                if near:
-                    return supervisors[rng.choice(near)]
+        slice_index = None
+        if choice < 0.5:
+            down = [d for d in self._cluster.core.report(0)["devices"] if d["state"] in ("lost", "joining")]
+            slice_index = rng.choice(down)["slice_index"] if down else None
+        if choice < 0.8 and slice_index is None:
+            slice_index = rng.choice(self._busy_slices)
+        if slice_index is not None:
+            hosts = self._cluster.topology.hosts_of_slice(slice_index)
+            near = [executor.worker for executor in self._cluster.executors() if executor.host in hosts]
+            if near:
+                return supervisors[rng.choice(near)]
         return supervisors[rng.choice(self._everybody)]
 
     @staticmethod

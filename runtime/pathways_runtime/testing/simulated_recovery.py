@@ -92,7 +92,8 @@ class _Run:
         self._num_clients = 0
         self._programs: list[RecoveringProgram] = []
         end_ns = cluster.clock.now_ns + shape.faulty_ns
-        self._faults = Faults(cluster, rng, shape.num_faults, end_ns)
+        busy = sorted({s for mesh in self._meshes for s in cluster.topology.slices_of(mesh)})
+        self._faults = Faults(cluster, rng, shape.num_faults, end_ns, busy)
         self._is_ticking = True
 
     def play(self) -> Played:

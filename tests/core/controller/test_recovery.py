@@ -224,11 +224,12 @@ def test_a_program_across_slices_gets_a_new_world_after_a_loss():
     assert [(i.executable, i.world) for i in of_type(out, ins.CompileMember)] == [(3, 5)]
 
 
-def test_an_executor_that_never_lives_long_is_given_up():
+def test_an_executor_that_ends_before_it_has_served_is_given_up_in_the_end():
     driver = Driver(TWO_BY_TWO).start()
-    for epoch in range(1, MAX_SHORT_LIVES):
+    # The first one has served.
+    for epoch in range(1, MAX_SHORT_LIVES + 1):
         assert of_type(lose(driver, 1, epoch), ins.StartExecutor) == [ins.StartExecutor(10001, epoch + 1)]
-    out = lose(driver, 1, MAX_SHORT_LIVES)
+    out = lose(driver, 1, MAX_SHORT_LIVES + 1)
     assert of_type(out, ins.StartExecutor) == []
     assert announced(out, "worker_given_up") == [{"worker": 1, "name": "node-1", "num_executors": MAX_SHORT_LIVES}]
 
@@ -276,3 +277,70 @@ def test_of_several_losses_each_is_served_again_as_spares_come():
     assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(0, 2)]
     out = driver.form_members(driver.register_executor(1, epoch=2))
     assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, 1)]
+
+
+def test_a_machine_that_is_cut_off_is_silent_twice_and_lost_once():
+    driver = Driver(TWO_BY_TWO, heartbeat_timeout_ns=3 * SECOND_NS).start()
+    driver.pass_time(2)
+    for peer in (10000, 10002, 10003, 1000, 1002, 1003):
+        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+    out = driver.pass_time(1.25)
+    assert [i.peer for i in of_type(out, ins.Refuse)] == [10001, 1001]
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, None)]
+
+
+def test_of_hosts_that_are_lost_at_once_none_is_sent_anything_for_the_sake_of_another():
+    driver = Driver(TWO_BY_TWO, num_spares=2, heartbeat_timeout_ns=3 * SECOND_NS, max_launches_in_flight=1).start()
+    s = driver.attach()
+    # Held: for bytes that host 0 has not sent, and for credit.
+    transfer = Operation(s, 1, (0, 3), False, is_transfer=True, senders=(0,), writes=(1,))
+    driver.submit(transfer, Operation(s, 2, (3,), reads=(1,), writes=(2,), after_transfers=(1,)))
+    driver.submit(Operation(s, 3, (0, 2)), Operation(s, 4, (2, 3)))
+    driver.pass_time(2)
+    for peer in (10001, 10002, 10004, 10005, 1001, 1002, 1004, 1005):
+        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+    streams = {host: len(stream) for host, stream in driver.streams.items()}
+    out = driver.pass_time(1.25)
+    assert [i.host for i in of_type(out, ins.ChangeHost)] == [0, 3]
+    # Others stand behind both hosts now, as far as executors are told, and serve for neither yet.
+    assert [b.worker for i in of_type(out, ins.BindExecutors) for b in i.executors] == [4, 5]
+    assert [len(driver.streams[host]) - streams[host] for host in (0, 3)] == [0, 0]
+    joined = [out.index(i) for i in of_type(out, ins.StartCoordination)]
+    assert len(joined) == 2 and min(joined) > max(out.index(i) for i in of_type(out, ins.ChangeHost))
+
+
+def test_a_program_whose_world_ends_is_reported_though_its_own_hosts_are_there():
+    driver = Driver(Topology(1, 3, 1, "cpu"), num_spares=1).start()
+    s = driver.attach()
+    driver.send(ev.ProgramRequested(1, s, 9, b"p", b"o", (0, 1), driver.now_ns))
+    driver.send(ev.ProgramRequested(1, s, 10, b"p", b"o", (0,), driver.now_ns))
+    out = lose(driver, 2)
+    (reported,) = of_type(out, ins.ReportCompiled)
+    assert reported.executable == 9 and "host 2 (node-2) was lost" in reported.failure.message
+    # A program of one host needs no world of several.
+    out = driver.send(ev.MemberCompiled(1000, s, 10, "m", None))
+    assert of_type(out, ins.ReportCompiled) == [ins.ReportCompiled(1, s, 10, "m", None)]
+
+
+def test_sessions_are_opened_with_the_number_of_changes_there_were():
+    driver = Driver(TWO_BY_TWO, num_spares=2).start()
+    driver.attach()
+    assert of_type(driver.out, ins.OpenSession)[-1].change == 0
+    out = form(driver, lose(driver, 1), 3)
+    assert of_type(out, ins.OpenSession)[0].change == 1
+    assert [i.change for i in of_type(out, ins.ChangeHost)] == [2]
+    driver.attach(peer=2)
+    assert of_type(driver.out, ins.OpenSession)[-1].change == 2
+
+
+def test_at_rest_nothing_is_left_of_a_loss():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+    driver.submit(Operation(s, 1, (0, 1)))
+    out = form(driver, lose(driver, 1), 3)
+    with pytest.raises(AssertionError):
+        driver.core.check_at_rest()
+    driver.acknowledge(0, 1)
+    driver.send(ev.HostChangesSeen(1, 2))
+    driver.core.check_at_rest()
+    assert of_type(out, ins.Announce) != []

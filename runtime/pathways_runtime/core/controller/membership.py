@@ -434,6 +434,7 @@ class Membership:
         how = {"found_after_s": loss.found_after_s, "log_tail": log_tail}
         out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, **how}))
         findings: list[Finding] = []
+        had_served = False
         if host_index is not None:
             host = self.hosts[host_index]
             had_served, host.is_joining = host.failure is None, False
@@ -443,7 +444,7 @@ class Membership:
             out.append(LosePeer(tuple(bound.peer for bound in self._bound_executors()), host_index, failure))
             findings.append(HostLost(host_index, worker.name, failure, had_served))
         if self.is_bound:
-            self._try_again(worker, now_ns, out)
+            self._try_again(worker, had_served, now_ns, out)
             return findings + self._fill_hosts(out)
         num_usable = self._num_expected - sum(w.state is WorkerState.LOST for w in self._workers.values())
         if num_usable < self._topology.num_hosts:
@@ -452,9 +453,9 @@ class Membership:
             return []
         return self._bind_when_complete(out)
 
-    def _try_again(self, worker: Worker, now_ns: int, out: list[Instruction]) -> None:
+    def _try_again(self, worker: Worker, had_served: bool, now_ns: int, out: list[Instruction]) -> None:
         """Have a lost worker's supervisor, if it is there, start another executor; it will be a spare."""
-        is_worth_it = worker.count_life(now_ns)
+        is_worth_it = worker.count_life(had_served, now_ns)
         if worker.supervisor is None:
             return
         if not is_worth_it:

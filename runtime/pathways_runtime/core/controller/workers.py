@@ -8,7 +8,7 @@ from pathways_runtime.core.controller.events import ExecutorRegistered, PeerId, 
 from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.status import Status
 
-#: A worker whose executors end this often without having served long is not given another one.
+#: A worker whose executors end this often in a row, before they have served for a host or lived long, is given up.
 MAX_SHORT_LIVES = 5
 #: What counts as long.
 LONG_LIFE_NS = 10_000_000_000
@@ -42,7 +42,7 @@ class Worker:
         verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
         last_heard_ns: when what was lost of it had last shown that it lives; None until something is lost, and where
             that is not known.
-        num_short_lives: executors that ended one after another without having served for ``LONG_LIFE_NS``.
+        num_short_lives: executors that ended one after another before they had served, or lived for ``LONG_LIFE_NS``.
     """
 
     def __init__(self, registered: WorkerRegistered) -> None:
@@ -73,10 +73,13 @@ class Worker:
         """How messages to people call it."""
         return f"worker {self.worker} ({self.name})" if self.host is None else f"host {self.host} ({self.name})"
 
-    def count_life(self, now_ns: int) -> bool:
-        """Its executor is lost now. Whether another one is worth a try."""
+    def count_life(self, had_served: bool, now_ns: int) -> bool:
+        """Its executor is lost now. Whether another one is worth a try.
+
+        One that had served for a host could be started, whatever a program or an accident did to it then.
+        """
         lived_ns = now_ns - self.executor.now_ns if self.executor is not None else 0
-        self.num_short_lives = 0 if lived_ns >= LONG_LIFE_NS else self.num_short_lives + 1
+        self.num_short_lives = 0 if had_served or lived_ns >= LONG_LIFE_NS else self.num_short_lives + 1
         return self.num_short_lives < MAX_SHORT_LIVES
 
 
