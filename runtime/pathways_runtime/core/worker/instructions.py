@@ -12,7 +12,6 @@ from pathways_runtime.core.stored import StoredArray, TileIndex
 from pathways_runtime.core.worker.arrays import LocalArray, Program, ShardRef
 from pathways_runtime.core.worker.launches import PendingLaunch
 
-
 #: Of a piece of which only the sender knows how many bytes it has.
 ANY_SIZE = -1
 
