@@ -150,6 +150,10 @@ class Poison(msgspec.Struct, frozen=True, array_like=True, tag=9):
     status: Status
 
 
+#: What a function of colocated Python has in the place of compile options.
+FUNCTION_OPTIONS = b"slurm_pathways.colocated_python"
+
+
 class CallFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Call a function of colocated Python, on each host of it, in the Python process there.
 

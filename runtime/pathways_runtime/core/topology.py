@@ -6,6 +6,9 @@ import msgspec
 
 from pathways_runtime.core.ids import DeviceId, HostIndex
 
+#: The platform whose devices are what functions run on, too.
+CPU = "cpu"
+
 
 class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
     """One device of the client's view.
@@ -30,7 +33,9 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
 class Topology(msgspec.Struct, frozen=True, array_like=True):
     """``num_slices`` slices of ``hosts_per_slice`` hosts of ``devices_per_host`` devices.
 
-    Device ids grow by slice, then host, then place on the host, so that all maps below are arithmetic.
+    Device ids grow by slice, then host, then place on the host, so that all maps below are arithmetic. Beside every
+    accelerator stands a CPU device of its host, with the accelerator's id plus ``num_devices``; where devices are CPUs
+    themselves, there are no others.
 
     Attributes:
         torus: (x, y, z, core on its chip) of each device of a slice, in order; empty where slices have no torus.
@@ -52,9 +57,19 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         """Devices that the client sees."""
         return self.num_hosts * self.devices_per_host
 
+    @property
+    def num_device_ids(self) -> int:
+        """Devices and the CPUs beside them."""
+        return self.num_devices if self.platform == CPU else 2 * self.num_devices
+
+    def is_beside(self, device: DeviceId) -> bool:
+        """Whether this is a CPU beside an accelerator."""
+        return device >= self.num_devices
+
     def host_of(self, device: DeviceId) -> HostIndex:
-        """The virtual host that a device is attached to."""
-        return HostIndex(device // self.devices_per_host)
+        """The virtual host that a device is attached to, or that it is a CPU of."""
+        host = device // self.devices_per_host
+        return HostIndex(host if host < self.num_hosts else host - self.num_hosts)
 
     def local_index_of(self, device: DeviceId) -> int:
         """A device's place on its host."""

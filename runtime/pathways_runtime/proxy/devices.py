@@ -4,19 +4,16 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from pathways_runtime.core.topology import VirtualDevice
+from pathways_runtime.core.topology import CPU, VirtualDevice
 from pathways_runtime.wire.ifrt import schema
 from pathways_runtime.wire.ifrt.values import Attribute, encode_attributes
 from pathways_runtime.wire.messages import Attached
 
-#: The first is every device's default.
+#: The first is every device's default, also of CPUs beside accelerators: so it is in JAX, which runs functions there.
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
-#: The CPU devices beside accelerators have their own default first.
-HOST_MEMORY_KINDS = ("unpinned_host", "pinned_host")
 
 #: With "proxy/" before it, what orbax looks for.
 RUNTIME_TYPE = "pathways"
-CPU = "cpu"
 
 #: What JAX asks a client: jax.export writes Shardy's dialect where it may, and fails where it is not told.
 CLIENT_ATTRIBUTES: Mapping[str, Attribute] = {"serialize_with_sdy": True}
@@ -45,7 +42,7 @@ def init_response(attached: Attached) -> Any:
         response.primary_device_ids.append(device.id)
     if topology.platform != CPU:
         for device in topology.devices():
-            _add_device(response, topology.num_devices + device.id, device, CPU, CPU, HOST_MEMORY_KINDS)
+            _add_device(response, topology.num_devices + device.id, device, CPU, CPU, MEMORY_KINDS)
     response.addressable_device_ids.extend(device.id for device in response.all_devices)
     return response
 

@@ -10,8 +10,6 @@ import msgspec
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.wire.messages import ProgramMetadata
 
-#: What stands in the place of compile options in a program that is a function.
-FUNCTION_OPTIONS = b"slurm_pathways.colocated_python"
 _MARK = b"slurm_pathways.origin\n"
 
 #: What an executor says of a function that it has loaded: all that is known of it came with it.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pathways_runtime.core.ids import DeviceId, HostIndex, OpId, WorkerId, WorldId
-from pathways_runtime.core.operations import Operation
+from pathways_runtime.core.operations import FUNCTION_OPTIONS, Operation
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.events import (
@@ -30,7 +30,7 @@ from pathways_runtime.transport.dataplane import DataPlane
 from pathways_runtime.transport.frames import Channel, ConnectionClosed, FrameCodec
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tls_socket import Connection
-from pathways_runtime.wire.colocated import FUNCTION_METADATA, FUNCTION_OPTIONS
+from pathways_runtime.wire.colocated import FUNCTION_METADATA
 from pathways_runtime.wire.links import LinkHello
 from pathways_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -384,7 +384,7 @@ class Executor:
         self._python.load(message.session, message.program, done)
 
     def _load(self, message: Compile) -> None:
-        _, dispatcher = self._require_bound()
+        bound, dispatcher = self._require_bound()
         started_s = time.monotonic()
         loaded, failure = None, None
         try:
@@ -394,6 +394,8 @@ class Executor:
                 world = self._home_world()
             if world is None:
                 raise ValueError(f"world {message.world} is not formed on {self._config.name}")
+            if world.beside is not None and any(map(bound.topology.is_beside, message.devices)):
+                world = _world_beside(world, message.devices)
             call = functools.partial(dispatcher.call_client, message.session)
             loaded = programs.load(world, message.devices, message.program, message.options, self._cache, call)
             dispatcher.post(ProgramLoaded(message.session, message.executable, loaded.program))
@@ -469,6 +471,23 @@ class Executor:
 
     def _refused(self, message: Refused) -> None:
         raise Stopped(f"the controller refused this executor: {message.reason}")
+
+
+def _world_beside(world: worlds.World, devices: Sequence[DeviceId]) -> worlds.World:
+    """Where a program for CPUs beside accelerators runs.
+
+    Raises:
+        ValueError: they are not all CPUs of this host.
+    """
+    assert world.beside is not None
+    try:
+        world.beside.devices(devices)
+    except KeyError:
+        raise ValueError(
+            "a program for the CPUs beside accelerators must be for those of one host alone. Functions of colocated "
+            "Python run on several"
+        ) from None
+    return world.beside
 
 
 def _give_way() -> None:

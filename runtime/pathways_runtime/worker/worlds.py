@@ -2,12 +2,13 @@
 
 import collections
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pathways_runtime.core.ids import DeviceId, HostIndex, WorldId
-from pathways_runtime.core.topology import Topology
+from pathways_runtime.core.topology import CPU, Topology
 from pathways_runtime.transport import addresses
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Entrance
@@ -16,6 +17,8 @@ from pathways_runtime.worker.gates import Gate
 
 logger = logging.getLogger(__name__)
 
+#: No world that the controller forms.
+_BESIDE = WorldId(0)
 LOOPBACK = "127.0.0.1"
 
 
@@ -67,6 +70,7 @@ class World:
         rank: of this host.
         gloo: where its collectives listen, if they are gloo's.
         by_rank: the client's devices, of each member in local order; by default those of the process with its rank.
+        beside: the CPUs beside this host's accelerators.
     """
 
     def __init__(
@@ -79,11 +83,13 @@ class World:
         runtime: Any,
         gloo: gloo_sockets.Listener | None = None,
         by_rank: Mapping[int, list[pjrt.Device]] | None = None,
+        beside: "World | None" = None,
     ) -> None:
         self.id = world
         self.hosts = hosts
         self.rank = rank
         self.client = client
+        self.beside = beside
         self._topology = topology
         self._runtime = runtime
         self._gloo = gloo
@@ -118,6 +124,8 @@ class World:
         """The placement on local devices; None is their default memory."""
         key = (devices, memory_kind)
         found = self._placements.get(key)
+        if found is None and self.beside is not None and self._topology.is_beside(devices[0]):
+            found = self._placements[key] = self.beside.placement(devices, memory_kind)
         if found is None:
             kind = memory_kind or pjrt.default_memory_kind(self.device(devices[0]))
             found = self._placements.get((devices, kind))
@@ -213,4 +221,12 @@ def form(
     num_devices = len(client.local_devices())
     if num_devices != topology.devices_per_host:
         raise ValueError(f"this host has {num_devices} {platform} devices, and needs {topology.devices_per_host}")
-    return World(world, topology, hosts, rank, client, runtime, gloo)
+    beside = None if topology.platform == CPU else _beside(topology, hosts[rank])
+    return World(world, topology, hosts, rank, client, runtime, gloo, beside=beside)
+
+
+@functools.cache
+def _beside(topology: Topology, host: HostIndex) -> World:
+    """The CPUs beside a host's accelerators: a world of this host alone, the same for all worlds that it is in."""
+    client, runtime = pjrt.make_cpu_client(topology.devices_per_host, None)
+    return World(_BESIDE, topology, (host,), 0, client, runtime)

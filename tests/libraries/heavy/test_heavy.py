@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 #: ``torchax`` and ``tunix`` come with ``[libraries-heavy]``, the others with ``[libraries]``.
-@pytest.mark.parametrize("library", ["haiku", "numpyro", "diffrax", "torchax", "tunix"])
+@pytest.mark.parametrize("library", ["orbax_colocated", "haiku", "numpyro", "diffrax", "torchax", "tunix"])
 def test_library(checks_here: RunChecks, checks_on_plain_jax: RunChecks, library: str) -> None:
     plain = checks_on_plain_jax(library, timeout_s=800)
     assert_same(checks_here(library, timeout_s=800)[library], plain[library])

@@ -236,7 +236,7 @@ class ControllerCore:
 
     def _on_program_requested(self, event: ev.ProgramRequested, out: list[Instruction]) -> None:
         self._sessions.owned(event.session, event.peer)
-        if not event.devices or not all(0 <= device < self._topology.num_devices for device in event.devices):
+        if not event.devices or not all(0 <= device < self._topology.num_device_ids for device in event.devices):
             raise ProtocolViolation(f"program {event.executable} is for devices that do not exist: {event.devices}")
         self._programs.request(event, out)
 

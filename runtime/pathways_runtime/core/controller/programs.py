@@ -9,6 +9,7 @@ from pathways_runtime.core.controller.instructions import CompileMember, Instruc
 from pathways_runtime.core.controller.membership import Membership
 from pathways_runtime.core.controller.worlds import MAX_FAILURES_IN_A_ROW, World, Worlds
 from pathways_runtime.core.ids import Handle, HostIndex, SessionId
+from pathways_runtime.core.operations import FUNCTION_OPTIONS
 from pathways_runtime.core.status import Status, StatusError
 from pathways_runtime.core.topology import Topology
 
@@ -65,8 +66,12 @@ class Programs:
             if failure := self._membership.failure_of(host):
                 out.append(ReportCompiled(event.peer, event.session, event.executable, None, failure))
                 return
+        slices = self._topology.slices_of(event.devices)
+        if event.options == FUNCTION_OPTIONS:
+            # It runs beside the devices, in no world: that of one slice will do, and is there.
+            slices = slices[:1]
         try:
-            world = self._worlds.for_program(self._topology.slices_of(event.devices), hosts, out)
+            world = self._worlds.for_program(slices, hosts, out)
         except StatusError as failed:
             out.append(ReportCompiled(event.peer, event.session, event.executable, None, failed.status))
             return

@@ -58,11 +58,11 @@ class PlacementTable:
         if known is None:
             if not devices:
                 raise error(Code.INVALID_ARGUMENT, "an array or program needs at least one device")
-            unknown = [d for d in devices if not 0 <= d < self._topology.num_devices]
+            unknown = [d for d in devices if not 0 <= d < self._topology.num_device_ids]
             if unknown:
                 raise error(
                     Code.INVALID_ARGUMENT,
-                    f"there is no device {unknown[0]}: devices are numbered 0 to {self._topology.num_devices - 1}",
+                    f"there is no device {unknown[0]}: devices are numbered 0 to {self._topology.num_device_ids - 1}",
                 )
             if len(set(devices)) != len(devices):
                 raise error(Code.INVALID_ARGUMENT, f"a device is named twice in {devices}")

@@ -127,4 +127,9 @@ def stand_in_devices(
                 return None
             replacement[slice_index] = free.pop(0)
     per_slice = topology.hosts_per_slice * topology.devices_per_host
-    return tuple(DeviceId(replacement[device // per_slice] * per_slice + device % per_slice) for device in devices)
+
+    def stand_in(device: DeviceId) -> DeviceId:
+        first = topology.num_devices if topology.is_beside(device) else 0
+        return DeviceId(first + replacement[topology.slice_of(device)] * per_slice + device % per_slice)
+
+    return tuple(map(stand_in, devices))

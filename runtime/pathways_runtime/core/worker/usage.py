@@ -84,7 +84,10 @@ class Usage:
         """An execution is over. Once per launch, so it must cost next to nothing."""
         busy_s = waiting_s = 0.0
         for device_id in devices:
-            device = self._devices[device_id]
+            device = self._devices.get(device_id)
+            if device is None:
+                # A CPU beside an accelerator: what it does is not the accelerator's.
+                continue
             since_s = device.free_since_s
             if since_s < launched_s:
                 waited_s = launched_s - (received_s if received_s > since_s else since_s)

@@ -3,11 +3,11 @@
 from typing import Any
 
 from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.core.operations import FUNCTION_OPTIONS
 from pathways_runtime.core.session.functions import CompileFunction
 from pathways_runtime.core.session.requests import ArraySpec
 from pathways_runtime.core.status import Code, error
 from pathways_runtime.wire.colocated import (
-    FUNCTION_OPTIONS,
     FunctionProgram,
     FunctionSpec,
     encode_program,

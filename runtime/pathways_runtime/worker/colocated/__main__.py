@@ -26,7 +26,9 @@ def main() -> None:
     connection = Connection(socket.socket(fileno=options.socket_fd))
     collectives_host = _private_sockets(options)
     path = options.coordination_socket
-    made = devices.make(options.host, options.num_hosts, options.devices_per_host, path, collectives_host)
+    made = devices.make(
+        options.host, options.num_hosts, options.devices_per_host, path, collectives_host, options.first_id
+    )
     made.install()
     try:
         server.Server(connection, options.name, made.by_id).run()
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", type=int, required=True, help="the host's number")
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--devices-per-host", type=int, required=True)
+    parser.add_argument("--first-id", type=int, default=0, help="the client's number of the first CPU device")
     parser.add_argument("--coordination-socket", type=Path, required=True, help="a socket that nobody else uses")
     parser.add_argument("--lifeline-fd", type=int, required=True)
     return parser

@@ -49,13 +49,19 @@ class HostDevices:
 
 
 def make(
-    host: int, num_hosts: int, devices_per_host: int, socket_path: Path, collectives_host: str = "127.0.0.1"
+    host: int,
+    num_hosts: int,
+    devices_per_host: int,
+    socket_path: Path,
+    collectives_host: str = "127.0.0.1",
+    first_id: int = 0,
 ) -> HostDevices:
     """Make the devices as host number ``host`` sees them.
 
     Args:
         socket_path: where the made-up coordination listens, as long as the process lives.
         collectives_host: where devices of this host meet to compute together.
+        first_id: the client's number of the first of all CPU devices.
 
     Raises:
         jax.errors.JaxRuntimeError: this jaxlib does not take what it is told.
@@ -65,10 +71,10 @@ def make(
     else:
         client = _make_client(host, num_hosts, devices_per_host, f"unix:{socket_path}", collectives_host)
     found = {
-        DeviceId(device.process_index * devices_per_host + device.id % _IDS_PER_HOST): device
+        DeviceId(first_id + device.process_index * devices_per_host + device.id % _IDS_PER_HOST): device
         for device in client.devices()
     }
-    if sorted(found) != list(range(num_hosts * devices_per_host)):
+    if sorted(found) != list(range(first_id, first_id + num_hosts * devices_per_host)):
         raise jax.errors.JaxRuntimeError(
             f"jaxlib {jax.lib.__version__} numbers the CPU devices of several hosts in an unknown way"
         )

@@ -125,6 +125,7 @@ class Process:
                 *("--host", str(place.host)),
                 *("--num-hosts", str(place.topology.num_hosts)),
                 *("--devices-per-host", str(place.topology.devices_per_host)),
+                *("--first-id", str(place.topology.num_device_ids - place.topology.num_devices)),
                 *("--coordination-socket", str(self._socket_path)),
             ]
             try:
