@@ -299,7 +299,7 @@ def slurm_data_plane() -> Iterator[Row]:
 def slurm_collectives() -> Iterator[Row]:
     """Between nodes collectives go through tunnels of the data plane; without the library, gloo connects by itself."""
     measured: dict[str, Figures] = {}
-    with _sandbox(2) as sandbox:
+    with sandbox_of(2) as sandbox:
         for name, environ, encryption in (
             ("plain", [f"{PLAIN_VARIABLE}=1"], "tls"),
             ("none", [], "none"),
