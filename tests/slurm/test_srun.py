@@ -157,6 +157,29 @@ def test_a_worker_task_that_is_killed_takes_nothing_with_it(sandbox: Sandbox, ru
     _remove_what_is_left(runs_root)
 
 
+def test_supervisors_of_both_kinds_of_tasks_are_started_again(sandbox: Sandbox, runs_root: Path) -> None:
+    with _sleeping(sandbox, 2) as srun:
+        assert srun.stderr is not None
+        for worker in (0, 1):
+            [supervisor] = [
+                pid
+                for pid, argv in commands(sandbox)
+                if "pathways_runtime.worker" in argv and argv[argv.index("--worker-id") + 1] == str(worker)
+            ]
+            os.kill(supervisor, signal.SIGKILL)
+            said: list[str] = []
+            while f"host {worker} is served again by" not in (said[-1] if said else ""):
+                said.append(srun.stderr.readline())
+                assert said[-1], said
+            assert any(re.search(rf"worker-{worker} .* \(SIGKILL\).*; it is started again", line) for line in said), (
+                said
+            )
+        assert srun.poll() is None
+        srun.terminate()
+        _until_nothing_runs(sandbox, runs_root)
+    _remove_what_is_left(runs_root)
+
+
 def _until_nothing_runs(sandbox: Sandbox, runs_root: Path) -> None:
     until_gone(runs_root)
     until(
