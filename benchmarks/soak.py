@@ -54,7 +54,7 @@ class Soak(NamedTuple):
     Attributes:
         not_recovered: what ended it early; empty if nothing did.
         worst_difference: between the losses of this training and of one without deaths, relative, over all steps.
-        growth_bytes: of controller and proxy.
+        growth_bytes: of controller and proxy, each.
         left: processes that it left, and its folder if there is more in it than logs.
     """
 
@@ -62,7 +62,7 @@ class Soak(NamedTuple):
     not_recovered: str
     num_steps: int
     worst_difference: float
-    growth_bytes: int
+    growth_bytes: dict[str, int]
     left: list[str]
 
 
@@ -94,7 +94,7 @@ def measure(num_deaths: int, seed: int) -> Soak:
                     break
                 recoveries.append(recovery)
                 print(f"{number + 1}: {recovery}", file=sys.stderr, flush=True)
-            growth_bytes = _held_bytes(runtime) - before
+            growth_bytes = {name: held - before[name] for name, held in _held_bytes(runtime).items()}
             training.process.terminate()
             training.end()
         finally:
@@ -163,8 +163,8 @@ def _check(training: Training, died_s: float, report: Any) -> None:
         )
 
 
-def _held_bytes(runtime: Any) -> int:
-    return sum(resident_bytes(runtime.pids()[name]) for name in ("controller", "proxy-0"))
+def _held_bytes(runtime: Any) -> dict[str, int]:
+    return {name: resident_bytes(runtime.pids()[name]) for name in ("controller", "proxy-0")}
 
 
 def _read(path: Path) -> dict[int, float]:
@@ -192,6 +192,15 @@ def rows_of(result: Soak, num_deaths: int) -> Iterator[Row]:
         at_least=num_deaths,
         remarks=result.not_recovered or f"{result.num_steps:,} steps",
     )
+    noticed = [recovery.good_step_s for recovery in result.recoveries if recovery.good_step_s is not None]
+    if noticed:
+        yield Row(
+            "soak: from a death to the next good step, median of all that training noticed",
+            "s",
+            statistics.median(noticed),
+            smaller_is_better=True,
+            remarks=f"{len(noticed)} times, worst {max(noticed):.2f} s",
+        )
     by_death = {
         death: [r.good_step_s for r in result.recoveries if r.death == death and r.good_step_s is not None]
         for death in sorted(DEATHS)
@@ -213,11 +222,14 @@ def rows_of(result: Soak, num_deaths: int) -> Iterator[Row]:
         at_least=1,
         smaller_is_better=True,
     )
+    growth = ", ".join(f"{name} {grown / 1e6:.1f} MB" for name, grown in result.growth_bytes.items())
     yield Row(
         "soak: growth of controller and proxy",
         "MB",
-        result.growth_bytes / 1e6,
-        remarks="left behind: " + (", ".join(result.left) or "nothing"),
+        sum(result.growth_bytes.values()) / 1e6,
+        at_least=50,
+        smaller_is_better=True,
+        remarks=f"{growth}; left behind: {', '.join(result.left) or 'nothing'}",
     )
 
 

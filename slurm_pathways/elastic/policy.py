@@ -34,7 +34,7 @@ class Policy:
     min_slices: int = 1
     give_up_after_s: float = 600.0
     grow: Grow = Grow.AT_SNAPSHOT
-    look_every_s: float = 1.0
+    look_every_s: float = 0.5
     max_losses_at_one_step: int = 10
 
     def __post_init__(self) -> None:

@@ -57,6 +57,8 @@ class RelayedCluster:
         assert [self.relay_of[0] in (0, 1), self.relay_of[2] in (2, 3)] == [True, True]
         assert (self.relay_of[0], self.relay_of[2]) == (self.relay_of[1], self.relay_of[3])
         self.executors = [self.connect(worker) for worker in range(self.num_hosts)]
+        #: By host: the hosts that its executor was told to be lost.
+        self.losses_told: dict[int, set[int]] = {}
         for host, executor in enumerate(self.executors):
             bind = executor.next(msg.Bind)
             assert bind.host == host and len(bind.peers) == self.num_hosts
@@ -88,11 +90,14 @@ class RelayedCluster:
         return proxy, session
 
     def operations_of(self, host: int, count: int) -> list[tuple[int, ops.Operation]]:
-        """The next operations of a host, in the order of its stream."""
+        """The next operations of a host, in the order of its stream; what it is told of losses before them, too."""
         received: list[tuple[int, ops.Operation]] = []
         while len(received) < count:
-            batch = self.executors[host].next(msg.Batch)
-            received += [(o.seq, msgspec.msgpack.decode(o.body, type=ops.Operation)) for o in batch.operations]
+            message = self.executors[host].next(msg.Batch, msg.PeerLost, msg.LeaveWorld)
+            if isinstance(message, msg.PeerLost):
+                self.losses_told.setdefault(host, set()).add(message.host)
+            elif isinstance(message, msg.Batch):
+                received += [(o.seq, msgspec.msgpack.decode(o.body, type=ops.Operation)) for o in message.operations]
         assert len(received) == count
         assert [seq for seq, _ in received] == sorted({seq for seq, _ in received})
         return received
@@ -198,6 +203,7 @@ def test_a_lost_relay_is_the_cause_of_the_loss_of_the_executors_behind_it(cluste
         assert received[0] == ops.Launch(1, 1, (), (1,))
         assert received[1] == ops.Poison(2, (2,), changed[relay])
         assert received[2] == ops.Launch(3, 1, (), (3,))
+        assert cluster.losses_told[host] == {0, 1}
 
 
 @pytest.mark.parametrize("speaks_nonsense", [False, True])
@@ -216,6 +222,7 @@ def test_a_lost_executor_behind_a_relay_is_lost_alone(cluster, speaks_nonsense):
     for host in rest:
         assert cluster.operations_of(host, 1) == [(1, ops.Launch(1, 1, (), (1,)))]
         cluster.executors[host].send(msg.Acknowledge(host, 1, ()))
+        assert cluster.losses_told[host] == {gone}
     assert proxy.next(msg.Dispatched) == msg.Dispatched(session, 1)
 
 

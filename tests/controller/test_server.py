@@ -108,11 +108,12 @@ def test_a_lost_executor_is_a_lost_host_with_its_cause(start_cluster, says):
     assert (state.host, state.worker, state.name, state.failure.code) == (2, None, "node-2", Code.DATA_LOSS)
     assert state.failure.message.startswith("host 2 (node-2) was lost at 20")
     cause = "its executor was killed by signal 9 (SIGKILL)" if says else "its executor's connection is gone (closed)"
-    assert state.failure.message.endswith(cause)
+    assert f", and with it slice 2: {cause}" in state.failure.message
     announced = cluster.controller.wait_for("host_lost")
     assert (announced["host"], announced["log_tail"]) == (2, "last words" if says else "")
     assert cluster.executors[0].next(msg.PeerLost) == msg.PeerLost(2, state.failure)
     # What the lost host has a part in becomes an error on the others, and the session is told.
+    assert cluster.executors[0].next(msg.PeerLost) == msg.PeerLost(2, state.failure)
     proxy.send(launch(session, 1))
     ((_, _, poison),) = operations_of(cluster.executors[0].next(msg.Batch))
     assert poison == ops.Poison(1, (1,), state.failure)

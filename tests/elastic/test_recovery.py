@@ -52,7 +52,7 @@ def test_too_few_slices_are_waited_for_longer_and_then_given_up() -> None:
 
 def test_at_the_start_slices_are_waited_for_too() -> None:
     recovery = Recovery(Policy(wait_s=10), ALL, 0.0)
-    assert recovery.look(frozenset(), 1.0) == LookAgain(1.0)
+    assert recovery.look(frozenset(), 1.0) == LookAgain(0.5)
     assert recovery.look(TWO, 10.0) == Train((0, 2))
 
 

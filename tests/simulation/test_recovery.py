@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from pathways_runtime.core.controller.gang import Order
 from pathways_runtime.testing.manual_clock import ManualClock
 from pathways_runtime.testing.simulated_network import Cut, Network, Process
 from pathways_runtime.testing.simulated_recovery import Shape, play
@@ -54,6 +55,19 @@ def test_256_hosts():
 def test_2048_hosts():
     total = play_all(Shape(32, 64, num_spares=8, relay_fanout=32, num_faults=8, check_every=20_000), (1,))
     assert total["faults"] == 8 and total["recoveries"] > 0
+
+
+def test_a_controller_that_forgets_who_knows_what_is_found_out(monkeypatch):
+    """The negative control: operations of sessions that have not heard of a loss reach who serves now."""
+    submit = Order.submit
+
+    def forgetful(self, submission, group, now_ns, out):
+        self._sessions[submission.session].unaware = {}
+        submit(self, submission, group, now_ns, out)
+
+    monkeypatch.setattr(Order, "submit", forgetful)
+    with pytest.raises(AssertionError, match=r"which it has not loaded|is not there"):
+        play_all(DIRECT, range(12))
 
 
 def test_the_same_seed_gives_the_same_run():

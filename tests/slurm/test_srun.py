@@ -174,21 +174,47 @@ def test_the_record_says_how_every_worker_ended(
     monkeypatch.setenv(RECORDS_VARIABLE, str(records))
     with _sleeping(sandbox, 4, WAITS.format(go=str(go))) as srun:
         kill_worker(sandbox, 1)
-        until(lambda: sorted(_tasks(sandbox)) == [0, 2, 3], "its task has not ended", GONE_TIMEOUT_S, POLL_INTERVAL_S)
+        assert srun.stderr is not None
+        said: list[str] = []
+        while "host 1 is served again by" not in (said[-1] if said else ""):
+            said.append(srun.stderr.readline())
+            assert said[-1], said
         go.touch()
         _until_nothing_runs(sandbox, runs_root)
-        assert srun.stderr is not None
-        said = srun.stderr.read()
-    assert "worker-1 (node1) was killed by signal 9 (SIGKILL)" in said
+    assert any("worker-1 (node1) was killed by signal 9 (SIGKILL)" in line for line in said), said
     [record] = [json.loads(path.read_text()) for path in records.glob("*.json")]
     ends = {part["name"]: (part["exit_code"], part["signal"]) for part in record["components"]}
     assert {name: end for name, end in ends.items() if name.startswith("worker-")} == {
         "worker-0": (0, None),
-        "worker-1": (None, 9),
+        # That of its second life.
+        "worker-1": (0, None),
         "worker-2": (0, None),
         "worker-3": (0, None),
     }
     remove_kept_logs(runs_root)
+
+
+def test_supervisors_of_both_kinds_of_tasks_are_started_again(sandbox: Sandbox, runs_root: Path) -> None:
+    with _sleeping(sandbox, 2) as srun:
+        assert srun.stderr is not None
+        for worker in (0, 1):
+            [supervisor] = [
+                pid
+                for pid, argv in commands(sandbox)
+                if "pathways_runtime.worker" in argv and argv[argv.index("--worker-id") + 1] == str(worker)
+            ]
+            os.kill(supervisor, signal.SIGKILL)
+            said: list[str] = []
+            while f"host {worker} is served again by" not in (said[-1] if said else ""):
+                said.append(srun.stderr.readline())
+                assert said[-1], said
+            assert any(re.search(rf"worker-{worker} .* \(SIGKILL\).*; it is started again", line) for line in said), (
+                said
+            )
+        assert srun.poll() is None
+        srun.terminate()
+        _until_nothing_runs(sandbox, runs_root)
+    _remove_what_is_left(runs_root)
 
 
 def _until_nothing_runs(sandbox: Sandbox, runs_root: Path) -> None:

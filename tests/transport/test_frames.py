@@ -254,6 +254,25 @@ def test_async_channels_exchange_frames_in_order_and_flush_on_close(tmp_path: Pa
 
 
 @LOOPS
+def test_a_closed_channel_holds_no_memory(tmp_path: Path, new_loop: type) -> None:
+    """Whoever follows a channel may refer to it for long after its end."""
+
+    async def scenario() -> None:
+        served, connecting, server = await connected(tmp_path / "s")
+        connecting.channel.send(Text("hello"))
+        await served.received(1)
+        assert len(served.channel.get_buffer(-1)) > 0
+        connecting.channel.close()
+        await asyncio.wait_for(served.closed.wait(), TIMEOUT_S)
+        await asyncio.wait_for(connecting.closed.wait(), TIMEOUT_S)
+        assert [len(peer.channel.get_buffer(-1)) for peer in (served, connecting)] == [0, 0]
+        assert served.channel.unsent_bytes() == 0
+        server.close()
+
+    run(new_loop, scenario())
+
+
+@LOOPS
 def test_a_message_that_cannot_be_handled_closes_the_channel(tmp_path: Path, new_loop: type) -> None:
     async def scenario() -> None:
         served, connecting, server = await connected(tmp_path / "s")

@@ -131,7 +131,7 @@ class SimulatedClient(Process):
     """
 
     def __init__(self, name: str, topology: Topology, rng: random.Random, controller: ControllerSide) -> None:
-        super().__init__(name, "clients")
+        super().__init__(name, f"node-of-{name}")
         self.session = SessionId(0)
         self.is_detached = False
         self.num_undispatched = 0

@@ -328,7 +328,8 @@ class SimulatedExecutor(Process):
     # operations
 
     def _launch(self, session: SessionId, operation: ops.Launch) -> None:
-        program = self._programs[session, operation.executable]
+        program = self._programs.get((session, operation.executable))
+        assert program is not None, f"{self.name} is to run {operation} of session {session}, which it has not loaded"
         mine = [device for device in program.devices if self._topology.host_of(device) == self.host]
         inputs = [self._cell(session, handle, device) for handle in operation.arguments for device in mine]
         launch = _Launch(session, operation, program, inputs)

@@ -161,6 +161,8 @@ class Faults:
             ("machine cut off", lambda s: self._cut_off(s, Cut(node=s.node))),
             ("machine hears nothing", lambda s: self._cut_off(s, Cut(node=s.node, outgoing=False))),
             ("machine is not heard", lambda s: self._cut_off(s, Cut(node=s.node, incoming=False))),
+            ("proxy hears late of the controller", self._delay_a_proxy),
+            ("proxy hears late of the controller", self._delay_a_proxy),
             ("controller cut off", lambda s: self._cut_off(s, Cut(node=s.node, far="controller"))),
             (
                 "controller hears nothing",
@@ -212,11 +214,18 @@ class Faults:
         if supervisor.relay is not None:
             self._cut_off(supervisor, Cut(process=supervisor.relay.name))
 
-    def _cut_off(self, _: SimulatedSupervisor, cut: Cut) -> None:
+    def _delay_a_proxy(self, supervisor: SimulatedSupervisor) -> None:
+        """It goes on as it knows things, while an executor is lost, and perhaps replaced."""
+        client = self._rng.choice(self._cluster.clients)
+        cut = Cut(node=client.node, outgoing=False, far="controller")
+        self._cut_off(supervisor, cut, self._rng.choice((_SECOND_NS // 100, _SECOND_NS)))
+        self._kill_executor(supervisor)
+
+    def _cut_off(self, _: SimulatedSupervisor, cut: Cut, longest_ns: int = 0) -> None:
         """For a while: too short to be noticed, or long enough to be replaced meanwhile."""
         self._cluster.network.cut(cut)
         self._cuts.append(cut)
-        longest_ns = self._rng.choice((_SECOND_NS // 1000, _SECOND_NS, 8 * _SECOND_NS))
+        longest_ns = longest_ns or self._rng.choice((_SECOND_NS // 1000, _SECOND_NS, 8 * _SECOND_NS))
 
         def heal() -> None:
             if cut in self._cuts:

@@ -141,6 +141,8 @@ class _Run:
     def _wait_until_mended(self) -> None:
         cluster, clock = self._cluster, self._cluster.clock
         deadline_ns = clock.now_ns + _LONGEST_MENDING_NS
+        # Who went silent last is found by then.
+        clock.run(clock.now_ns + _HEARTBEAT_TIMEOUT_NS + 2 * _TICK_NS)
         while True:
             clock.run(clock.now_ns + _SECOND_NS)
             states = {device["state"] for device in cluster.core.report(clock.now_ns)["devices"]}

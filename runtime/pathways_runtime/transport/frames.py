@@ -140,6 +140,11 @@ class FrameReader(Generic[MessageT]):
             self._make_room(0)
         return frames
 
+    def close(self) -> None:
+        """Let go of memory; nothing is received any more."""
+        self._small, self._start, self._end = bytearray(), 0, 0
+        self._payload = self._payload_message = None
+
     def _make_room(self, needed: int) -> None:
         """Move what is unread to the front of a buffer that holds at least ``needed`` bytes and room to receive."""
         unread = self._small[self._start : self._end]
@@ -318,4 +323,8 @@ class AsyncChannel(asyncio.BufferedProtocol, Generic[MessageT]):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
         self._outgoing = []
+        # Transport, channel and whoever follows it refer to each other, and are freed when the collector comes round:
+        # in a process that makes little garbage, hundreds of connections later.
+        self._transport = None
+        self._reader.close()
         self._on_closed(self, self._failure or exc)

@@ -1,4 +1,4 @@
-"""Random sessions, losses and acknowledgements, held against a second, simple statement of the contract."""
+"""Random sessions, losses, returns of hosts and acknowledgements, against a second statement of the contract."""
 
 from typing import ClassVar
 
@@ -20,10 +20,24 @@ host_sets = st.sets(st.integers(0, NUM_HOSTS - 1), min_size=1).map(lambda hosts:
 class OrderMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
     options: ClassVar[dict[str, int]] = {}
+    hosts_come_back: ClassVar[bool] = True
 
     @initialize()
     def start(self):
         self.driver = Driver(Topology(2, 2, 1, "cpu"), max_launches_in_flight=LIMIT, **self.options).start()
+        # By host: worker, epoch and connection of the executor that serves for it, or did so last.
+        self.executor = {host: (host, 1, 1000 + host) for host in range(NUM_HOSTS)}
+        # By worker: the epoch of the executor that its supervisor was told to start.
+        self.starting = {}
+        self.num_changes = 0
+        # By host: the change by which it was lost last.
+        self.lost_by = {}
+        # By session: the changes that it has said it knows.
+        self.aware = {}
+        # By operation: hosts that it must not reach, whoever serves for them.
+        self.barred = {}
+        # Senders that were lost after they were sent a transfer.
+        self.excused = set()
         self.submitted = {}
         self.next_op = {}
         self.next_handle = {}
@@ -44,17 +58,42 @@ class OrderMachine(RuleBasedStateMachine):
                 key = (operation.session, operation.op_id)
                 assert key not in self.place, f"{key} went out twice"
                 self.place[key] = instruction.seq
-                assert instruction.group.hosts == tuple(h for h in operation.hosts if h not in self.lost)
+                unreachable = self.lost | self.barred[key]
+                assert instruction.group.hosts == tuple(h for h in operation.hosts if h not in unreachable)
+                assert not (operation.writes and unreachable & set(operation.hosts))
                 if operation.is_launch:
                     for host in instruction.group.hosts:
                         self.in_flight[host] += 1
                 self.check_ready(operation)
             elif isinstance(instruction, ins.Substitute):
                 key = (instruction.session, instruction.operation.op_id)
+                assert not (self.lost | self.barred[key]) & set(instruction.group.hosts)
                 self.abandoned.add(key)
                 self.place.setdefault(key, instruction.seq)
             elif isinstance(instruction, ins.ChangeHost):
-                self.lost.add(instruction.host)
+                self.num_changes += 1
+                assert instruction.change == self.num_changes
+                if instruction.worker is None:
+                    self.note_loss(instruction.host)
+                else:
+                    self.lost.remove(instruction.host)
+                    self.silent.discard(instruction.host)
+                    self.in_flight[instruction.host] = 0
+            elif isinstance(instruction, ins.StartExecutor):
+                self.starting[instruction.peer - 10000] = instruction.epoch
+            elif isinstance(instruction, ins.BindExecutors):
+                for bound in instruction.executors:
+                    epoch = (bound.peer - 1000) // 100_000 + 1
+                    self.executor[bound.host] = (bound.worker, epoch, bound.peer)
+
+    def note_loss(self, host):
+        self.lost.add(host)
+        self.lost_by[host] = self.num_changes
+        for key, operation in self.submitted.items():
+            if key not in self.place and host in operation.hosts:
+                self.barred[key].add(host)
+            elif host in operation.senders:
+                self.excused.add((*key, host))
 
     def check_ready(self, operation):
         session, op_id = operation.session, operation.op_id
@@ -70,7 +109,8 @@ class OrderMachine(RuleBasedStateMachine):
             assert key in self.place
             if key not in self.abandoned:
                 for sender in self.submitted[key].senders:
-                    assert (*key, sender) in self.started or sender in self.lost
+                    start = (*key, sender)
+                    assert start in self.started | self.excused or sender in self.lost | self.barred[key]
 
     @rule(target=sessions)
     def attach(self):
@@ -78,7 +118,13 @@ class OrderMachine(RuleBasedStateMachine):
         session = self.driver.attach(self.num_attached)
         assert session == self.num_attached
         self.next_op[session] = self.next_handle[session] = 1
+        self.aware[session] = self.num_changes
         return session
+
+    @rule(session=sessions, data=st.data())
+    def see_changes(self, session, data):
+        self.aware[session] = data.draw(st.integers(self.aware[session], self.num_changes), label="seen")
+        self.note(self.driver.send(ev.HostChangesSeen(session, self.aware[session])))
 
     @rule(session=sessions, data=st.data())
     def submit(self, session, data):
@@ -110,6 +156,8 @@ class OrderMachine(RuleBasedStateMachine):
                 after_transfers=tuple(after),
             )
             self.submitted[session, op_id] = operation
+            unknown = {host for host, change in self.lost_by.items() if change > self.aware[session]}
+            self.barred[session, op_id] = (self.lost | unknown) & set(hosts)
             batch.append(operation)
         out = self.driver.send(ev.OperationsSubmitted(session, batch, self.driver.now_ns))
         assert not any(isinstance(i, ins.Refuse) for i in out)
@@ -137,7 +185,7 @@ class OrderMachine(RuleBasedStateMachine):
             for key in self.place
             if key not in self.abandoned and (operation := self.submitted[key]).is_transfer
             for host in operation.senders
-            if host not in self.silent and (*key, host) not in self.started
+            if host not in self.silent | self.barred[key] and (*key, host) not in self.started | self.excused
         ]
 
     def settle(self):
@@ -146,18 +194,48 @@ class OrderMachine(RuleBasedStateMachine):
     def acknowledge(self, host, count, transfers):
         self.in_flight[host] -= count
         self.started |= {(*key, host) for key in transfers}
-        self.note(self.driver.send(ev.Acknowledged(1000 + host, count, transfers)))
+        self.note(self.driver.send(ev.Acknowledged(self.executor[host][2], count, transfers)))
 
     @precondition(lambda self: len(self.silent) < NUM_HOSTS - 1)
-    @rule(host=st.integers(0, NUM_HOSTS - 1), knows_why=st.booleans())
-    def lose(self, host, knows_why):
+    @rule(host=st.integers(0, NUM_HOSTS - 1), knows_why=st.booleans(), comes_back=st.booleans())
+    def lose(self, host, knows_why, comes_back):
         if host in self.silent:
             return
         self.silent.add(host)
-        self.note(self.driver.send(ev.PeerClosed(1000 + host, "closed", self.driver.now_ns)))
+        worker, epoch, peer = self.executor[host]
+        self.note(self.driver.send(ev.PeerClosed(peer, "closed", self.driver.now_ns)))
         if knows_why:
-            self.note(self.driver.send(ev.ExecutorExited(host, 1, -11, "", self.driver.now_ns)))
+            self.note(self.driver.send(ev.ExecutorExited(worker, epoch, -11, "", self.driver.now_ns)))
             assert host in self.lost
+            if comes_back and self.hosts_come_back:
+                for started in sorted(self.starting):
+                    self.start_of(started)
+
+    @precondition(lambda self: self.hosts_come_back and self.starting)
+    @rule(data=st.data())
+    def start_executor(self, data):
+        self.start_of(data.draw(st.sampled_from(sorted(self.starting)), label="worker"))
+
+    def start_of(self, worker):
+        """An executor comes, takes a lost host's place, and its slice is formed if it is complete now."""
+        out = self.driver.register_executor(worker, self.starting.pop(worker))
+        assert not any(isinstance(i, ins.Refuse) for i in out)
+        self.note(out)
+        for started in out:
+            if isinstance(started, ins.StartCoordination):
+                formed = self.driver.send(ev.CoordinationStarted(started.world, "somewhere"))
+                self.note(formed)
+                self.note(self.driver.form_members(formed))
+        if not self.lost:
+            assert all(device["state"] in ("idle", "running") for device in self.driver.core.report(0)["devices"])
+
+    @rule(host=st.integers(0, NUM_HOSTS - 1), data=st.data())
+    def hear_of_a_former_executor(self, host, data):
+        """What an executor that was given up still says has no effect."""
+        _, epoch, peer = self.executor[host]
+        if epoch > 1:
+            former = data.draw(st.integers(1, epoch - 1), label="epoch")
+            assert self.driver.send(ev.Acknowledged(peer - 100_000 * (epoch - former), 1, ())) == []
 
     @rule(seconds=st.sampled_from([0.25, 0.75]))
     def wait(self, seconds):
@@ -193,6 +271,10 @@ class OrderMachine(RuleBasedStateMachine):
         assert self.driver.waiting() == {}, "something waits though everybody has done what was asked"
         attached = {entry["id"] for entry in self.driver.core.report(0)["sessions"]}
         assert {key for key in self.submitted if key[0] in attached} <= self.place.keys()
+        for session in attached:
+            self.note(self.driver.send(ev.HostChangesSeen(session, self.num_changes)))
+        if not self.lost and not any(self.in_flight):
+            self.driver.core.check_at_rest()
         orders = [[seq for seq, _ in self.driver.streams[host]] for host in range(NUM_HOSTS)]
         assert all(order == sorted(set(order)) for order in orders)
 
@@ -201,6 +283,7 @@ class RelayedOrderMachine(OrderMachine):
     """The same, and every executor is behind a relay, which adds up what it says; a relay may be lost too."""
 
     options: ClassVar[dict[str, int]] = {"relay_fanout": 2}
+    hosts_come_back: ClassVar[bool] = False
 
     @initialize()
     def start(self):

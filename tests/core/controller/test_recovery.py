@@ -344,3 +344,16 @@ def test_at_rest_nothing_is_left_of_a_loss():
     driver.send(ev.HostChangesSeen(1, 2))
     driver.core.check_at_rest()
     assert of_type(out, ins.Announce) != []
+
+
+def test_a_world_that_forms_while_the_loss_of_a_member_is_looked_into_brings_nobody_back():
+    driver = Driver(TWO_BY_TWO, num_spares=2).start()
+    out = lose(driver, 1)
+    driver.send(ev.CoordinationStarted(3, "unix:/3"))
+    driver.send(ev.MemberFormed(1004, 3, None, driver.now_ns))
+    # Worker 4, about to serve for host 1, has made its client and is gone.
+    driver.send(ev.PeerClosed(1004, "closed", driver.now_ns))
+    out = driver.send(ev.MemberFormed(1000, 3, None, driver.now_ns))
+    assert of_type(out, ins.ChangeHost) == [] and of_type(out, ins.OpenSession) == []
+    out = form(driver, driver.pass_time(0.75), 4)
+    assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, 5)]

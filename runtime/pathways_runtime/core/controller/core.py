@@ -219,7 +219,9 @@ class ControllerCore:
         if host is not None:
             formed = self._worlds.member_formed(host, event.world, event.failure, out)
             for world in formed:
-                if len(world.slices) == 1 and not world.is_over:
+                # A member whose loss is being looked into ends the world as soon as the verdict is there.
+                is_whole = all(self._membership.member_peer(host) is not None for host in world.hosts)
+                if len(world.slices) == 1 and not world.is_over and is_whole:
                     self._restore(world.hosts, event.now_ns, out)
             self._settle(formed, out)
 
