@@ -102,7 +102,7 @@ def make_cpu_client(
     """A CPU client; blocks until all members are there.
 
     Args:
-        collectives_host: name or address on which the other members' collectives reach this one; they are plain TCP.
+        collectives_host: name or address at which gloo listens for the other members; see ``worker.collectives``.
 
     Returns:
         The client, and what must be kept alive and shut down (``leave``) with it; None for a world of one.
