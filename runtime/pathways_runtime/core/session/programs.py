@@ -165,7 +165,7 @@ def destruct(state: SessionState, _: RequestId, request: requests.LoadedExecutab
     record = state.executables.find(handle)
     _delete(state, handle, record)
     del state.executables.records[handle]
-    if state.tracing == handle:
+    if state.tracing is not None and state.tracing.executable == handle:
         # Nobody can end the trace that it has begun.
         state.tracing = None
     if record.loads_pending:
