@@ -87,13 +87,13 @@ def _answer(
     """Answer the Compile request; a program that nothing is known of is forgotten."""
     request_id, record.waiting = record.waiting, None
     assert request_id is not None
-    if program is not None:
+    if record.function is not None:
+        if program is not None or state.placements.first_loss(record.hosts) is not None:
+            # What it is like is known already, and workers know no more of it.
+            program = CompiledProgram(record.function.name, b"", ())
+    elif program is not None:
         try:
-            if record.function is None:
-                record.outputs = _output_specs(state, record, program)
-            else:
-                # What it is like is known already, and workers know no more of it.
-                program = CompiledProgram(record.function.name, b"", ())
+            record.outputs = _output_specs(state, record, program)
         except StatusError as wrong:
             program, failure = None, wrong.status
     if program is None:
