@@ -36,6 +36,7 @@ OTHER_VARIABLES: dict[str, str] = {
     RECORDS_VARIABLE: "folder in which a record of each run is kept, for `report`; `none` keeps none",
     CONFIG_VARIABLE: "YAML file with settings, like --config",
     COMPILE_TOPOLOGY_VARIABLE: "set by `compile` for the program: the topology that it is compiled for",
+    "SLURM_PATHWAYS_TRACE_HOSTS": "how many hosts a trace of jax.profiler covers: all if not set, 0 for none",
     "SLURM_PATHWAYS_CONNECT_TIMEOUT_S": "how long the program tries to connect to its proxy, in seconds",
 }
 #: Variables of the project's own tests, which slow processes down at chosen places.

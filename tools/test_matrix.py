@@ -29,6 +29,7 @@ SUBSET = (
     "tests/client",
     "tests/proxy/test_versions.py",
     "tests/e2e/test_values.py",
+    "tests/e2e/test_compile.py",
     "tests/e2e/test_colocated.py",
 )
 #: 64-bit types differ little from version to version, and double the time.

@@ -20,6 +20,23 @@ _logger = logging.getLogger(__name__)
 _RUN_FORMAT = "%Y_%m_%d_%H_%M_%S"
 
 
+#: How many hosts a trace covers; not set, all.
+HOSTS_VARIABLE = "SLURM_PATHWAYS_TRACE_HOSTS"
+
+
+def _max_hosts(text: str) -> int | None:
+    """The number that the variable gives, None for all.
+
+    Raises:
+        ValueError: it is none. The message is for the user.
+    """
+    if text in ("", "all"):
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{HOSTS_VARIABLE}={text}: must be a number of hosts, 0 for none, or all")
+    return int(text)
+
+
 def install() -> None:
     """Make JAX's traces cover the hosts, from the next trace on. Again does nothing new.
 
@@ -43,7 +60,10 @@ class _Trace:
     def __init__(self, make: Callable[[Any], Any], options: Any) -> None:
         # jaxlib calls the run's folder so; it would take the time of the end, and the hosts would write elsewhere.
         options.session_id = self.run = options.session_id or time.strftime(_RUN_FORMAT)
-        self._ask({"starts": True, "hostTracerLevel": options.host_tracer_level}, "the hosts are not traced")
+        max_hosts = _max_hosts(os.environ.get(HOSTS_VARIABLE, ""))
+        if max_hosts != 0:
+            levels = {"hostTracerLevel": options.host_tracer_level}
+            self._ask({"starts": True, "maxNumHosts": max_hosts or 0, **levels}, "the hosts are not traced")
         self._session = make(options)
 
     def stop_and_export(self, folder: str) -> None:

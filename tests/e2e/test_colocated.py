@@ -1,9 +1,12 @@
 """Colocated Python: functions on hosts give what they give in plain JAX, in processes that hold up nobody else."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slurm_pathways.launch.local import LocalRuntime
@@ -106,3 +109,26 @@ def test_nothing_that_a_function_has_started_is_left(on_hosts: Callable[[], dict
     # The program has ended, and its session with it.
     child = left["child"]
     until(lambda: not Path(f"/proc/{child}").exists(), lambda: f"process {child} is still there", 30, 0.05)
+
+
+HANGING = """
+import os, time, jax, numpy as np
+from jax.experimental import colocated_python as cp
+x = jax.device_put(np.int32(0), cp.colocated_cpu_devices(jax.devices())[0])
+print(int(cp.colocated_python(lambda x: x + os.getpid())(x)), flush=True)
+jax.block_until_ready(cp.colocated_python(lambda x: time.sleep(100000)).specialize(out_specs_fn=lambda x: x)(x))
+"""
+
+
+def test_a_client_that_dies_leaves_no_process_however_it_hangs(shared_runtime: LocalRuntime) -> None:
+    dying = subprocess.Popen(
+        [sys.executable, "-c", HANGING], env=shared_runtime.environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert dying.stdout is not None
+        # The test's own deadline is that of this line too.
+        process = psutil.Process(int(dying.stdout.readline()))
+    finally:
+        dying.kill()
+        dying.communicate()
+    until(lambda: not process.is_running(), lambda: f"{process} is still there", 30, 0.05)

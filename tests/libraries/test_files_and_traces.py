@@ -60,6 +60,15 @@ def test_traces_under_pathwaysutils(pathways_utils: dict[str, Any], gs_directory
     assert hosts_in(the_run(gs_directory / "bucket" / "two")) == HOSTS[:2]
 
 
+@pytest.mark.parametrize(("asked", "hosts"), [("0", ()), ("2", HOSTS[:2])])
+def test_traces_of_some_hosts(checks_here: RunChecks, tmp_path: Path, asked: str, hosts: tuple[str, ...]) -> None:
+    outcomes = checks_here("profiler", CHECKS_TRACE_FOLDER=str(tmp_path), SLURM_PATHWAYS_TRACE_HOSTS=asked)
+    assert values_of(outcomes["profiler"], "traces") == "done"
+    run = the_run(tmp_path)
+    assert hosts_in(run) == hosts
+    assert len(list(run.glob("*.xplane.pb"))) == len(hosts) + 1
+
+
 def test_traces_of_jax(checks_here: RunChecks, tmp_path: Path) -> None:
     values = values_of(checks_here("profiler", CHECKS_TRACE_FOLDER=str(tmp_path))["profiler"], "traces")
     assert values == "done"

@@ -43,9 +43,9 @@ def test_every_folder_of_a_program_is_found() -> None:
     trace = found(plugin_programs.Trace("gs://b/t", "", 0, 2, 0, gives_array=True))
     assert isinstance(trace, plugin_programs.Trace) and trace.folder == "/gs/b/t"
     assert re.fullmatch(r"\d{4}(_\d\d){5}", trace.run)
-    end = plugin_programs.HostTrace(False, "gs://b/t", "mine", 2, 0)
-    assert found(end) == plugin_programs.HostTrace(False, "/gs/b/t", "mine", 2, 0)
-    begin = plugin_programs.HostTrace(True, "", "", 2, 0)
+    end = plugin_programs.HostTrace(False, "gs://b/t", "mine", 0, 2, 0)
+    assert found(end) == plugin_programs.HostTrace(False, "/gs/b/t", "mine", 0, 2, 0)
+    begin = plugin_programs.HostTrace(True, "", "", 0, 2, 0)
     assert found(begin) == begin
     there, here = (StoredArray(at, DType.F32, (2,), Sharding(())) for at in ("gs://b/a", "/gs/b/a"))
     assert found(plugin_programs.Write((there,), 1.0)) == plugin_programs.Write((here,), 1.0)
@@ -53,6 +53,6 @@ def test_every_folder_of_a_program_is_found() -> None:
 
 
 def test_a_trace_is_one_folder() -> None:
-    plugin = plugin_programs.HostTrace(False, "/t", "../x", 2, 0)
+    plugin = plugin_programs.HostTrace(False, "/t", "../x", 0, 2, 0)
     with pytest.raises(StatusError, match="no name for a trace"):
         Folders().found(plugin_programs.CompilePlugin(plugin, "name", (), "text", None))

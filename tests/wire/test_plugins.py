@@ -54,9 +54,9 @@ def test_a_profile() -> None:
 
 def test_the_clients_own_trace() -> None:
     begin = decode_plugin(program({"hostTraceRequest": {"starts": True, "hostTracerLevel": 1}}))
-    assert begin.plugin == core.HostTrace(True, "", "", 1, 0)
+    assert begin.plugin == core.HostTrace(True, "", "", 0, 1, 0)
     end = decode_plugin(program({"hostTraceRequest": {"starts": False, "folder": "/t", "run": "r"}}))
-    assert end.plugin == core.HostTrace(False, "/t", "r", 2, 0)
+    assert end.plugin == core.HostTrace(False, "/t", "r", 0, 2, 0)
 
 
 @pytest.mark.parametrize("is_bulk", [False, True])

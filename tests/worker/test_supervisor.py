@@ -246,7 +246,8 @@ def test_what_an_executor_is_started_with(start_rig: StartRig, tmp_path: Path) -
     assert argv[:lifeline] + argv[lifeline + 2 :] == [
         *("--controller", f"unix:{tmp_path}/controller", "--worker-id", "5", "--name", "host-5", "--epoch", "7"),
         *("--num-devices", "2", "--platform", "cpu", "--compile-cache", str(tmp_path / "cache")),
-        *("--data-listen", f"unix:{tmp_path}/data-5-7.sock", "--force-sockets"),
+        *("--data-listen", f"unix:{tmp_path}/data-5-7.sock"),
+        *("--python-log", f"{tmp_path}/python-5.log", "--force-sockets"),
         "--worker-xla-flags=--xla_ours=1 --xla_more",
     ]
     environment = started["environment"]

@@ -107,7 +107,7 @@ def make_cpu_client(
     """A CPU client; blocks until all members are there.
 
     Args:
-        collectives_host: name or address on which the other members' collectives reach this one; they are plain TCP.
+        collectives_host: name or address at which gloo listens for the other members; see ``worker.collectives``.
         while_listening: entered while the collectives begin to listen there.
 
     Returns:

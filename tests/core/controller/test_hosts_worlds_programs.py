@@ -4,6 +4,7 @@ import pytest
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.operations import FUNCTION_OPTIONS
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.controller_driver import SECOND_NS, Driver, Operation, of_type
@@ -277,6 +278,20 @@ def test_a_program_across_slices_waits_for_their_world_which_is_made_once():
     asked = of_type(out, ins.CompileMember)
     assert [(i.executable, i.world, i.peers) for i in asked] == [(1, 3, (1000,)), (2, 3, (1000,))]
     assert of_type(request(driver, s, 3, (0, 7)), ins.CompileMember)[0].world == 3
+
+
+def test_functions_across_slices_form_no_world():
+    driver = Driver(Topology(2, 1, 2, "tpu")).start()
+    session = driver.attach()
+    devices = (0, 2, 4 + 3)
+    out = driver.send(ev.ProgramRequested(1, session, 7, b"pickle", FUNCTION_OPTIONS, devices, driver.now_ns))
+    (first,) = of_type(out, ins.CompileMember)
+    assert (first.peers, first.world, first.devices) == ((1000,), 1, devices)
+    assert of_type(out, ins.StartCoordination) == []
+    (second,) = of_type(compiled(driver, 0, session, 7, metadata="known"), ins.CompileMember)
+    assert second.peers == (1001,)
+    (told,) = of_type(compiled(driver, 1, session, 7), ins.ReportCompiled)
+    assert told.failure is None
 
 
 def test_a_world_that_failed_is_tried_anew_some_times_and_for_the_next_program():

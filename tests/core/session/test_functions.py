@@ -175,3 +175,14 @@ def test_a_function_that_cannot_be_loaded_is_refused_with_the_cause(session: Ses
     assert instruction == CompileProgram(instruction.executable, b"pickled", b"function", SLICE_0)
     session.compile_all(Status(Code.UNKNOWN, "ModuleNotFoundError: no"))
     assert session.answers[asked] == Status(Code.UNKNOWN, "ModuleNotFoundError: no")
+
+
+def test_a_host_that_is_lost_while_a_function_loads_poisons_its_results(session: SessionDriver, client: Client) -> None:
+    asked = session.request(request(inputs=()))
+    session.lose_host(HostIndex(1), LOSS)
+    session.compile_all(LOSS)
+    answer = session.answers[asked]
+    assert isinstance(answer, responses.Compiled)
+    result = client.mint()
+    session.ask(call(answer.loaded_executable_handle, results=(result,)))
+    assert client.refused(requests.CheckValueReady((result,))) == LOSS

@@ -179,6 +179,8 @@ def test_stand_ins_keep_places() -> None:
     assert stand_in_devices((0, 1, 2, 3), topology, lost) == (4, 5, 2, 3)
     assert stand_in_devices((0, 2, 4, 6), topology, lost) is None
     assert stand_in_devices((0, 2), topology, frozenset(map(HostIndex, range(4)))) is None
+    accelerators = Topology(num_slices=4, hosts_per_slice=1, devices_per_host=2, platform="tpu")
+    assert stand_in_devices((9, 2), accelerators, lost) == (8 + 5, 2), "a CPU stands in for a CPU"
 
 
 def test_a_program_that_is_destructed_while_it_loads_is_deleted_after(session: SessionDriver, client: Client) -> None:

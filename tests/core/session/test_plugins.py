@@ -73,10 +73,23 @@ def test_a_trace_of_some_hosts_that_is_answered_with_an_array(plugins: Plugins) 
     assert plugins.outcome(answer, HostIndex(0), HostIndex(1)) == responses.EMPTY
 
 
+def test_a_trace_ends_on_the_hosts_where_it_began(plugins: Plugins, session: SessionDriver) -> None:
+    executable = plugins.compiled(plugin_programs.Trace("/traces", "run", 2, 2, 0, gives_array=False))
+    plugins.execute(executable)
+    session.lose_host(HostIndex(0), LOST)
+    _, (ended,) = plugins.execute(executable)
+    assert ended.hosts == (1,)
+    plugins.execute(executable)
+    session.lose_host(HostIndex(1), LOST)
+    session.lose_host(HostIndex(2), LOST)
+    refused = session.ask(requests.LoadedExecutableExecute(executable, ()))
+    assert refused == Status(Code.DATA_LOSS, "of the hosts that are to be traced none is left")
+
+
 def test_the_clients_own_trace_keeps_out_of_another(plugins: Plugins, session: SessionDriver) -> None:
-    start = plugins.compiled(plugin_programs.HostTrace(True, "", "", 2, 0))
-    pause = plugins.compiled(plugin_programs.HostTrace(False, "", "", 2, 0))
-    write = plugins.compiled(plugin_programs.HostTrace(False, "/traces", "run", 2, 0))
+    start = plugins.compiled(plugin_programs.HostTrace(True, "", "", 0, 2, 0))
+    pause = plugins.compiled(plugin_programs.HostTrace(False, "", "", 0, 2, 0))
+    write = plugins.compiled(plugin_programs.HostTrace(False, "/traces", "run", 0, 2, 0))
     others = plugins.compiled(TRACE)
 
     def operations(executable: Handle) -> list[str]:

@@ -145,3 +145,5 @@ def test_values_outlive_the_connection(ends: tuple[End, End]) -> None:
     with pytest.raises(ConnectionClosed):
         for fill in range(100):
             theirs.send(large(fill))
+    with pytest.raises(ConnectionClosed, match="the other end is gone"):
+        ours.send(large(1))

@@ -30,6 +30,13 @@ class ExecutionOutcome(msgspec.Struct):
     failure: Status | None
 
 
+class Tracing(msgspec.Struct, frozen=True):
+    """A trace that was begun on some hosts, by an executable or, 0, beside the client's own."""
+
+    executable: Handle
+    hosts: tuple[HostIndex, ...]
+
+
 class SessionState:
     """What the handlers of one session share. They read and write it, and append to ``out`` what is to be done."""
 
@@ -44,8 +51,8 @@ class SessionState:
         self.futures: dict[Handle, Status | None] = {}
         #: By status handle.
         self.outcomes: dict[Handle, ExecutionOutcome] = {}
-        #: The executable that has begun a trace of the hosts, see ``plugins``.
-        self.tracing: Handle | None = None
+        #: The trace of the hosts that goes on, see ``plugins``.
+        self.tracing: Tracing | None = None
         self.out: list[Instruction] = []
         self._last_op = 0
         self._next_handle: int = SERVER_HANDLES_START

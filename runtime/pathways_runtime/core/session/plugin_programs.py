@@ -32,13 +32,14 @@ class HostTrace(msgspec.Struct, frozen=True):
     """Begin or end such a record beside one of the client's process; does nothing while one of ``Trace`` goes on.
 
     Attributes:
-        starts: whether it begins; the levels matter then, else ``folder`` and ``run``.
+        starts: whether it begins; levels and ``max_hosts`` matter then, else ``folder`` and ``run``.
         folder: empty to end it only; it may be written later.
     """
 
     starts: bool
     folder: str
     run: str
+    max_hosts: int
     host_tracer_level: int
     python_tracer_level: int
 

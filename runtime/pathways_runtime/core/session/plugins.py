@@ -11,7 +11,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Request
 from pathways_runtime.core.operations import ReadArrays, StartTrace, StopTrace, WriteArrays
 from pathways_runtime.core.session import plugin_programs, rearrange, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
-from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState, first_poison, sharded_result
+from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState, Tracing, first_poison, sharded_result
 from pathways_runtime.core.session.events import CompiledProgram
 from pathways_runtime.core.session.executables import ExecutableRecord
 from pathways_runtime.core.session.lifetime import new_future
@@ -25,7 +25,7 @@ from pathways_runtime.core.stored import StoredArray
 _NO_VALUE = Status(Code.UNIMPLEMENTED, "the array that a profiling request is answered with has no value")
 _NO_VALUE_SHAPE = (1,)
 _FIRST_DEVICE = DeviceId(0)
-#: Stands for the executable in ``SessionState.tracing`` when the trace was begun by ``HostTrace``.
+#: Stands for the executable in ``Tracing`` when the trace was begun by ``HostTrace``.
 _BY_HOST_TRACE = Handle(0)
 
 
@@ -85,15 +85,11 @@ def _trace(
     status_handle: Handle,
 ) -> tuple[Handle, ...]:
     results = _new_results(state, request.result_array_handles, int(plugin.gives_array))
-    hosts = _present(state)
-    if plugin.max_hosts:
-        hosts = hosts[: plugin.max_hosts]
-    if state.tracing == request.loaded_executable_handle:
-        state.tracing = None
-        _stop_trace(state, hosts, plugin, status_handle)
+    executable = request.loaded_executable_handle
+    if state.tracing is not None and state.tracing.executable == executable:
+        _stop_trace(state, plugin, status_handle)
     else:
-        state.tracing = request.loaded_executable_handle
-        _start_trace(state, hosts, plugin, status_handle)
+        _start_trace(state, executable, plugin, status_handle)
     for handle in results:
         placement = state.placements.single(_FIRST_DEVICE, None)
         state.new_poisoned(handle, DType.F32, _NO_VALUE_SHAPE, placement, _NO_VALUE)
@@ -101,45 +97,45 @@ def _trace(
 
 
 def _host_trace(state: SessionState, plugin: plugin_programs.HostTrace, status_handle: Handle) -> None:
-    if state.tracing not in (None, _BY_HOST_TRACE):
-        _keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, None))
-    elif plugin.starts:
-        state.tracing = _BY_HOST_TRACE
-        _start_trace(state, _present(state), plugin, status_handle)
-    elif state.tracing == _BY_HOST_TRACE:
-        if plugin.folder:
-            state.tracing = None
-        _stop_trace(state, _present(state), plugin, status_handle)
+    is_anothers = state.tracing is not None and state.tracing.executable != _BY_HOST_TRACE
+    if plugin.starts and not is_anothers:
+        _start_trace(state, _BY_HOST_TRACE, plugin, status_handle)
+    elif not plugin.starts and not is_anothers and state.tracing is not None:
+        _stop_trace(state, plugin, status_handle)
     else:
         _keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, None))
 
 
 def _start_trace(
     state: SessionState,
-    hosts: tuple[HostIndex, ...],
+    executable: Handle,
     plugin: plugin_programs.Trace | plugin_programs.HostTrace,
     status_handle: Handle,
 ) -> None:
-    wait_id = state.waits.mint()
+    hosts = tuple(map(HostIndex, range(state.topology.num_hosts)))
+    hosts = _present(state, hosts)[: plugin.max_hosts or None]
+    state.tracing = Tracing(executable, hosts)
     levels = (plugin.host_tracer_level, plugin.python_tracer_level)
-    _submit(state, StartTrace(state.next_op(), wait_id, *levels), hosts, (), (), status_handle)
+    _submit(state, StartTrace(state.next_op(), state.waits.mint(), *levels), hosts, (), (), status_handle)
 
 
 def _stop_trace(
-    state: SessionState,
-    hosts: tuple[HostIndex, ...],
-    plugin: plugin_programs.Trace | plugin_programs.HostTrace,
-    status_handle: Handle,
+    state: SessionState, plugin: plugin_programs.Trace | plugin_programs.HostTrace, status_handle: Handle
 ) -> None:
+    tracing = state.tracing
+    assert tracing is not None
+    if plugin.folder:
+        state.tracing = None
+    hosts = _present(state, tracing.hosts)
     operation = StopTrace(state.next_op(), state.waits.mint(), plugin.folder, plugin.run)
     _submit(state, operation, hosts, (), (), status_handle)
 
 
-def _present(state: SessionState) -> tuple[HostIndex, ...]:
-    hosts = tuple(host for host in range(state.topology.num_hosts) if host not in state.placements.losses)
-    if not hosts:
-        raise error(Code.DATA_LOSS, "no host is left")
-    return tuple(map(HostIndex, hosts))
+def _present(state: SessionState, hosts: tuple[HostIndex, ...]) -> tuple[HostIndex, ...]:
+    present = tuple(host for host in hosts if host not in state.placements.losses)
+    if not present:
+        raise error(Code.DATA_LOSS, "of the hosts that are to be traced none is left")
+    return present
 
 
 # Files

@@ -87,13 +87,13 @@ def _answer(
     """Answer the Compile request; a program that nothing is known of is forgotten."""
     request_id, record.waiting = record.waiting, None
     assert request_id is not None
-    if program is not None:
+    if record.function is not None:
+        if program is not None or state.placements.first_loss(record.hosts) is not None:
+            # What it is like is known already, and workers know no more of it.
+            program = CompiledProgram(record.function.name, b"", ())
+    elif program is not None:
         try:
-            if record.function is None:
-                record.outputs = _output_specs(state, record, program)
-            else:
-                # What it is like is known already, and workers know no more of it.
-                program = CompiledProgram(record.function.name, b"", ())
+            record.outputs = _output_specs(state, record, program)
         except StatusError as wrong:
             program, failure = None, wrong.status
     if program is None:
@@ -173,7 +173,7 @@ def destruct(state: SessionState, _: RequestId, request: requests.LoadedExecutab
     record = state.executables.find(handle)
     _delete(state, record)
     del state.executables.records[handle]
-    if state.tracing == handle:
+    if state.tracing is not None and state.tracing.executable == handle:
         # Nobody can end the trace that it has begun.
         state.tracing = None
     return responses.EMPTY

@@ -673,6 +673,8 @@ class WorkerCore:
                     f"{waiting.operation} waits for settled arrays"
                 )
             assert not session.wanted_buffers.keys() & session.early_buffers.keys(), "a wanted buffer lies unused"
+            for stream, calls in session.calls.items():
+                assert calls and calls[0].missing, f"the first call of stream {stream} could begin and has not"
 
 
 def _hold(arrays: Iterable[LocalArray]) -> None:

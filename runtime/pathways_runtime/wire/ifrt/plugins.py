@@ -77,6 +77,7 @@ def _host_trace(request: Mapping[str, Any]) -> Decoded:
         starts=bool(request["starts"]),
         folder=str(request.get("folder", "")),
         run=str(request.get("run", "")),
+        max_hosts=int(request.get("maxNumHosts", 0)),
         host_tracer_level=int(request.get("hostTracerLevel", _HOST_TRACER_LEVEL)),
         python_tracer_level=int(request.get("pythonTracerLevel", _PYTHON_TRACER_LEVEL)),
     )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pathways_runtime.core.ids import DeviceId
-from pathways_runtime.transport.dataplane.memory import Block, BlockPool, Bytes, Mapping, shared_mapping
+from pathways_runtime.transport.dataplane.memory import Block, BlockPool, Bytes, Mapping, PoolClosed, shared_mapping
 from pathways_runtime.transport.frames import Buffer, ConnectionClosed
 from pathways_runtime.worker.colocated.connection import Connection
 from pathways_runtime.worker.colocated.messages import ForgetBlock, FreeBlock, NewBlock, Piece
@@ -96,7 +96,10 @@ class SharedMemory:
                     self._uses[block_id] += 1
                 self.shared_bytes += size
                 return Piece(device, size, block_id, is_theirs)
-        block = self._pool.acquire(size)
+        try:
+            block = self._pool.acquire(size)
+        except PoolClosed as closed:
+            raise ConnectionClosed("the other end is gone") from closed
         block.mapping.array()[:size] = flat
         self._pool.keep(block.id)
         with self._lock:

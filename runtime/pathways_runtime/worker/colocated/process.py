@@ -204,11 +204,15 @@ class Process:
             # The thread that reads sees the end too, and tells who waits.
             logger.debug("Python process %d: %s", self.pid, gone)
 
-    def stop(self) -> None:
-        """End it, with all that it has started, and wait for that. Who waits for its answers is told."""
+    def kill(self) -> None:
+        """End it, with all that it has started; does not wait. Who waits for its answers is told."""
         with self._lock:
             self._is_wanted = False
         self._child.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Like ``kill``, and wait for its end."""
+        self.kill()
         self._reader.join()
 
     def report(self) -> dict[str, Any]:
@@ -245,8 +249,10 @@ class Process:
                     del frame
         except ConnectionClosed:
             logger.debug("Python process %d has closed its connection", self.pid)
-        except FrameError as failure:
-            reason = f"it does not keep to the protocol: {failure}"
+        except (FrameError, LookupError, ValueError, MemoryError) as failure:
+            # Functions may have damaged it in any way; the executor must not go with it.
+            logger.exception("Python process %d is given up", self.pid)
+            reason = f"it does not keep to the protocol: {failure!r}"
         self._ended(reason)
 
     def _answered(self, message: AnyMessage, payload: Buffer) -> None:

@@ -220,8 +220,8 @@ class PythonProcesses:
 
     def _returned(self, instruction: MakeCall, shards: Sequence[Sequence[Bytes]], failure: Status | None) -> None:
         if failure is None:
-            by_handle = dict(zip(instruction.handles, shards, strict=True))
             try:
+                by_handle = dict(zip(instruction.handles, shards, strict=True))
                 values = tuple(
                     self._value(array, result, by_handle[array.handle]) for array, result in instruction.results
                 )
@@ -263,7 +263,8 @@ class PythonProcesses:
             state.is_over = True
             process = state.process
         if process is not None:
-            state.thread.submit(process.stop)
+            # Not on the session's thread, which may be sending to a process that takes nothing.
+            process.kill()
         state.thread.close()
 
     def close(self) -> None:
