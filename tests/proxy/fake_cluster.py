@@ -185,7 +185,7 @@ class FakeCluster:
 
     # The executors
 
-    async def _open_link(self, session_id: SessionId, host: HostIndex, address: str) -> None:
+    async def _open_link(self, session_id: SessionId, host: HostIndex, address: str, change: int = 0) -> None:
         codec: FrameCodec[Any] = FrameCodec(links.AnyLinkMessage)
         session = self.sessions[session_id]
 
@@ -198,7 +198,7 @@ class FakeCluster:
         _, channel = await asyncio.get_running_loop().create_unix_connection(
             lambda: AsyncChannel(codec, on_frames, lambda *_: None), addresses.parse(address).path
         )
-        channel.send(links.LinkHello(session_id, host, 0))
+        channel.send(links.LinkHello(session_id, host, change))
         session.links[host] = channel
         if len(session.links) == self.topology.num_hosts:
             session.links_up.set()

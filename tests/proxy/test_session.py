@@ -646,10 +646,32 @@ def test_a_link_of_a_host_that_is_lost_swallows_nothing(run: RunWithRig) -> None
             rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7"), 2))
             await status(rig)
             await put(client, zero, on(2), 2)
-            await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address)
+            # A link of the old one that comes up late is not taken for the new one's.
+            await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address, change=0)
+            await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address, change=1)
             ready = await client.ask("check_value_ready_request", value_handles=[2])
             assert ready.WhichOneof("response") == "check_value_ready_response"
             assert session.arrays[Handle(2)][DeviceId(2)].tolist() == [0.0]
+
+    run(body)
+
+
+def test_a_link_of_who_serves_next_may_be_there_before_the_loss_is_heard_of(run: RunWithRig) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.client() as client:
+            await client.init()
+            zero = np.zeros(1, np.float32)
+            await put(client, zero, on(2), 1)
+            await client.ask("check_value_ready_request", value_handles=[1])
+            links_address = next(m.links_address for m in rig.cluster.received if isinstance(m, messages.Attach))
+            await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address, change=1)
+            lost = Status(Code.DATA_LOSS, "host-1 is gone")
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost), 1))
+            rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7"), 2))
+            await status(rig)
+            await put(client, zero, on(2), 2)
+            ready = await client.ask("check_value_ready_request", value_handles=[2])
+            assert ready.WhichOneof("response") == "check_value_ready_response"
 
     run(body)
 

@@ -15,6 +15,7 @@ from pathways_runtime.core import operations as ops
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId, WorkerId, WorldId
 from pathways_runtime.core.topology import Topology
+from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.events import (
     BufferArrived,
     OperationReceived,
@@ -24,11 +25,12 @@ from pathways_runtime.core.worker.events import (
 )
 from pathways_runtime.core.worker.worker import WorkerCore
 from pathways_runtime.transport.dataplane import DataPlane
-from pathways_runtime.worker import programs, worlds
+from pathways_runtime.worker import pjrt, programs, worlds
 from pathways_runtime.worker.acknowledgements import Acknowledgements
 from pathways_runtime.worker.compile_cache import CompileCache
 from pathways_runtime.worker.dispatch import Dispatcher
 from pathways_runtime.worker.endings import Endings
+from tests.waiting import until
 
 TOPOLOGY = Topology(1, 1, 2, "cpu")
 SESSION = SessionId(1)
@@ -163,3 +165,40 @@ def test_launches_are_counted_once(
     dispatcher._acknowledgements.flush()
     assert sum(message.launches_completed for message in acknowledged) == 10
     assert dispatcher.completions.num_in_flight() == 0
+
+
+class WaitingForPeers:
+    """A loaded program over several hosts with one device here, which runs within its launch."""
+
+    name, scope = "waiting", ""
+    usage = None
+    last_launch_s = last_launched_s = 0.0
+
+    def __init__(self, world: worlds.World) -> None:
+        self.world = world
+        self.devices = (DeviceId(0),)
+        self.has_begun = threading.Event()
+        self.is_cut = threading.Event()
+
+    def launch(self, arguments: list[Any], launch_id: int) -> Any:
+        self.has_begun.set()
+        assert self.is_cut.wait(60), "nobody ended it"
+        raise pjrt.PjrtError("INTERNAL: a member is gone")
+
+
+def test_the_controllers_stream_goes_on_while_a_program_waits_for_other_hosts(
+    dispatcher: Dispatcher, core: WorkerCore, world: worlds.World
+) -> None:
+    """The word that one of them is lost comes over that stream."""
+    waiting = WaitingForPeers(world)
+    dispatcher.feed(SessionOpened(SESSION))
+    dispatcher.feed(ProgramLoaded(SESSION, PROGRAM, Program(waiting.devices, (), True, waiting)))
+    launch = OperationReceived(SESSION, ops.Launch(OpId(1), PROGRAM, (), (Z,)), 0)
+    stream = threading.Thread(target=dispatcher.feed, args=(launch,), daemon=True)
+    stream.start()
+    assert waiting.has_begun.wait(30)
+    stream.join(20)
+    assert not stream.is_alive()
+    assert dispatcher.is_busy_in(world)
+    waiting.is_cut.set()
+    until(lambda: core.sessions[SESSION].arrays[Z].failure, "the launch has not failed", 30)

@@ -80,9 +80,10 @@ class Link:
         """Send what was held if it gets through now; whether it does."""
         if self._network.is_cut(self._source, self._target):
             return False
-        held, self._held = self._held, []
-        for deliver, on_way in held:
-            self._transmit(deliver, on_way)
+        # What is sent while this goes on comes behind what was held.
+        while self._held:
+            self._transmit(*self._held[0])
+            self._held.pop(0)
         return True
 
     def _transmit(self, deliver: Callable[[], None], on_way: Callable[[], None] | None) -> None:
@@ -131,7 +132,10 @@ class Network:
     def heal(self, cut: Cut) -> None:
         """The cut is no more: what was held arrives, late."""
         self._cuts.remove(cut)
-        self._holding = {link: None for link in self._holding if not link.resume()}
+        holding, self._holding = self._holding, {}
+        for link in holding:
+            if not link.resume():
+                self.hold(link)
 
     def hold(self, link: Link) -> None:
         """A link holds something until it is healed."""

@@ -187,7 +187,7 @@ class Dispatcher:
         return [] if self._python is None else self._python.report()
 
     def feed(self, event: Event) -> None:
-        """Take in an event and perform all that follows. May block in a launch: for the controller's stream only."""
+        """Take in an event and perform all that follows, quick launches too. For the controller's stream only."""
         with self._lock:
             instructions = self._core.handle(event)
         if instructions:
@@ -217,8 +217,14 @@ class Dispatcher:
 
     @staticmethod
     def _returns_at_once(instruction: EnqueueLaunch) -> bool:
+        """Whether a launch may be made by the thread that is to hear of lost hosts."""
         program = instruction.launch.program
-        return program is None or program.value.last_launch_s < _LONG_LAUNCH_S
+        if program is None:
+            return True
+        if program.spans_hosts and len(program.value.devices) == 1:
+            # It runs within its launch, and waits for a lost host for as long as nobody hears of that.
+            return False
+        return bool(program.value.last_launch_s < _LONG_LAUNCH_S)
 
     def _take(self, event: Event) -> Instructions:
         with self._lock:
