@@ -4,8 +4,8 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        # No module of Python's, and it needs nothing of it: a library for LD_PRELOAD, beside the modules. Where there is
-        # no C compiler it is left out, and pathways_runtime.worker.private_sockets says what that means.
+        # No module of Python's, and it needs nothing of it: a library for LD_PRELOAD, beside the modules. Where there
+        # is no C compiler it is left out, and pathways_runtime.worker.private_sockets says what that means.
         Extension(
             "pathways_runtime.worker._private_sockets",
             sources=["runtime/native/private_sockets.c"],

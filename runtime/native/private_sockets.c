@@ -199,7 +199,7 @@ EXPORTED int bind(int fd, const struct sockaddr *address, socklen_t size)
 	return close_with(replacement, errno);
 }
 
-/* Connects to a Unix socket, and waits for a place in its queue even if fd does not block: there is no telling later. */
+/* Connects to a Unix socket, and waits for a place in its queue even if fd does not block: later nobody is told. */
 static int connect_replacement(int replacement, const struct sockaddr_un *listener)
 {
 	for (;;) {

@@ -248,10 +248,10 @@ def make_log_dir(path: Path) -> None:
 def place_log(logs: Path, log_dir: Path, component: str, node: str) -> None:
     """Make the log of a process in ``logs`` a link to ``<component>.<node>.log`` in ``log_dir``.
 
-    A worker's executor has a log of its own.
+    A worker's executor has a log of its own, and so have its Python processes.
     """
     kind, _, number = component.partition("-")
-    for name in (component, f"executor-{number}") if kind == "worker" else (component,):
+    for name in (component, f"executor-{number}", f"python-{number}") if kind == "worker" else (component,):
         # Nodes may share the folder.
         with contextlib.suppress(FileExistsError):
             (logs / f"{name}.log").symlink_to(log_dir / f"{name}.{node}.log")

@@ -7,6 +7,7 @@ import pytest
 
 from slurm_pathways.config import ConfigurationError, RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime, Modules, StartupFailed
+from slurm_pathways.launch.run_folder import place_log
 
 
 def test_logs_stay_under_names_that_say_process_and_host(
@@ -51,3 +52,13 @@ def test_a_folder_that_cannot_be_made(fake_modules: Modules, tmp_path: Path, run
     with pytest.raises(ConfigurationError, match=r"the log folder .*/file/logs cannot be made: Not a directory"):
         runtime.start()
     assert list(runs_root.iterdir()) == []
+
+
+def test_what_a_worker_starts_has_logs_there_too(tmp_path: Path) -> None:
+    logs, log_dir = tmp_path / "run", tmp_path / "kept"
+    logs.mkdir()
+    for _ in range(2):
+        place_log(logs, log_dir, "worker-3", "node7")
+    assert {path.name: path.readlink() for path in logs.iterdir()} == {
+        f"{name}-3.log": log_dir / f"{name}-3.node7.log" for name in ("worker", "executor", "python")
+    }

@@ -33,6 +33,19 @@ def test_cpu_devices() -> None:
     }
 
 
+def test_devices_of_a_torus_have_their_places_in_it() -> None:
+    """Each slice is a torus of its own: here of two chips with two devices each."""
+    torus = ((0, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 0), (0, 1, 0, 1))
+    topology = Topology(2, 1, 4, "tpu", torus)
+    init = init_response(Attached(SessionId(7), topology, (), "libtpu x", "TPU7x", 10))
+    places = [decode_attributes(device.attributes) for device in init.all_devices[:8]]
+    assert [(place["slice_index"], *place["coords"], place["core_on_chip"]) for place in places] == [
+        (slice_index, *place) for slice_index in (0, 1) for place in torus
+    ]
+    text = "device(7,TPU_DEVICE,coords=[0,1,0,1],vtask=1,slice=1,default_mem=device,mem_spaces=3)"
+    assert init.all_devices[7].to_string == text
+
+
 def test_every_device_has_three_memories_of_its_own_and_defaults_to_its_own() -> None:
     init = response("cpu")
     memories = {memory.id: memory for memory in init.memories}

@@ -13,13 +13,13 @@ from pathways_runtime.transport import addresses
 from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Entrance
 from pathways_runtime.worker import gloo_sockets, pjrt
+from pathways_runtime.worker.collectives import LOOPBACK
 from pathways_runtime.worker.gates import Gate
 
 logger = logging.getLogger(__name__)
 
 #: No world that the controller forms.
 _BESIDE = WorldId(0)
-LOOPBACK = "127.0.0.1"
 
 
 class Placement:
@@ -206,7 +206,7 @@ def form(
 
     Args:
         coordinator_address: the Unix socket of its coordination service, or of a tunnel; unused in a world of one.
-        collectives_host: the interface on which other members reach this one in collectives.
+        collectives_host: see ``pjrt.make_cpu_client``.
 
     Raises:
         PjrtError: they did not come in time.

@@ -148,6 +148,8 @@ class _Session:
     def close(self) -> None:
         """Forget everything."""
         self.is_closed = True
+        if num_kept := self.arrays.num_kept_apart():
+            logger.info("session %d ends with %d host buffers that no array has", self.id, num_kept)
         for link in self._links.values():
             link.close()
 
