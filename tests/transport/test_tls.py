@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pathways_runtime.transport.handshakes import HandshakeFactory
 from pathways_runtime.transport.network import Network, open_door
 from pathways_runtime.transport.tls_socket import RECORD_BYTES, Connection, TlsSocket
 from pathways_runtime.wire.messages import AnyMessage, Shutdown
+from tests.waiting import until
 
 from .dataplane_ends import num_descriptors
 
@@ -425,6 +427,51 @@ async def test_what_was_sent_before_closing_arrives(ours: Credentials) -> None:
 
 
 @on_both_loops
+async def test_a_connection_that_is_reset_says_so(ours: Credentials) -> None:
+    network, accepted = Network(ours), Collected()
+    server = await streams.serve("tcp:127.0.0.1:0", lambda: accepted.channel, network)
+    sock = await asyncio.to_thread(
+        addresses.connect, server.address, TIMEOUT_S, lambda: False, handshakes.tls_connecting(ours)
+    )
+    assert isinstance(sock, TlsSocket)
+    raw = sock.release()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
+    failure = await asyncio.wait_for(accepted.closed, TIMEOUT_S)
+    assert isinstance(failure, ConnectionResetError), failure
+    server.close()
+
+
+@on_both_loops
+async def test_who_accepts_asks_silent_peers(ours: Credentials) -> None:
+    """What a host without power does not answer."""
+    network, seen = Network(ours, unreachable_timeout_s=9.0), asyncio.Queue[streams.TlsTransport]()
+
+    class Noting(frames.AsyncChannel[AnyMessage]):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, streams.TlsTransport)
+            seen.put_nowait(transport)
+            super().connection_made(transport)
+
+    codec: frames.FrameCodec[AnyMessage] = frames.FrameCodec(AnyMessage)
+    make = functools.partial(Noting, codec, lambda *_: None, lambda *_: None)
+    server = await streams.serve("tcp:127.0.0.1:0", make, network)
+    near = Collected()
+    await streams.connect(server.address, lambda: near.channel, TIMEOUT_S, network)
+    transport = await asyncio.wait_for(seen.get(), TIMEOUT_S)
+    sock = transport._sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    asked = [
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    ]
+    assert asked == [3, 3, 2]
+    near.channel.close()
+    await asyncio.wait_for(near.closed, TIMEOUT_S)
+    server.close()
+
+
+@on_both_loops
 async def test_pausing_holds_the_peer_back(ours: Credentials) -> None:
     near, far, server = await channel_pair(ours)
     far.channel.pause_reading()
@@ -509,4 +556,5 @@ def test_data_planes_of_one_host_share_memory_beside_tcp(tmp_path: Any, ours: Cr
         receiver.expect((1, 2, 3), arrived.put)
         sender.send(1, (1, 2, 3), np.full(1 << 20, 7, np.uint8), lambda failure: None)
         assert arrived.get(timeout=TIMEOUT_S).array(np.uint8, (1 << 20,)).min() == 7
-        assert sender.bytes_moved() == {"shared_memory": 1 << 20, "socket": 0}
+        # Counted once it is sent, which the other side may see first.
+        until(lambda: sender.bytes_moved() == {"shared_memory": 1 << 20, "socket": 0}, sender.bytes_moved, TIMEOUT_S)

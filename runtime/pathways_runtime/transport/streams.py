@@ -6,7 +6,9 @@ on: no event loop takes over a TLS connection that is established.
 
 import asyncio
 import contextlib
+import errno
 import functools
+import os
 import socket
 import ssl
 from collections import deque
@@ -28,6 +30,8 @@ _TURN_BYTES = 1 << 20
 #: How long a closed connection waits for the peer to close too: closing with unread bytes would destroy what it has
 #: not read yet.
 _LINGER_S = 0.5
+#: As the kernel numbers the states of a connection: it is over, and nobody has closed it.
+_TCP_CLOSE = 7
 
 
 class TlsTransport(asyncio.Transport):
@@ -120,7 +124,7 @@ class TlsTransport(asyncio.Transport):
                 self._protocol.buffer_updated(filled)
             if is_ended:
                 self._is_closing = True
-                self._lose(failure)
+                self._lose(failure or _cut_off(self._sock))
                 return
             if is_dry:
                 return
@@ -192,6 +196,20 @@ class TlsTransport(asyncio.Transport):
         self._unwritten_bytes = 0
         self._sock.close()
         self._loop.call_soon(self._protocol.connection_lost, failure)
+
+
+def _cut_off(sock: socket.socket) -> OSError | None:
+    """Why a TCP connection is over whose peer has not closed it; None if it has.
+
+    Python's ssl takes the error that ends a connection for an end of file, and the kernel tells it once.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    state, _, retransmits, probes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 4)
+    if state != _TCP_CLOSE:
+        return None
+    number = errno.ETIMEDOUT if retransmits or probes else errno.ECONNRESET
+    return OSError(number, os.strerror(number))
 
 
 class Server(Protocol):
