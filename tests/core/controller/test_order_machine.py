@@ -273,6 +273,9 @@ class OrderMachine(RuleBasedStateMachine):
         assert {key for key in self.submitted if key[0] in attached} <= self.place.keys()
         for session in attached:
             self.note(self.driver.send(ev.HostChangesSeen(session, self.num_changes)))
+        for session, op_id, host in self.pending_starts():
+            self.acknowledge(host, 0, ((session, op_id),))
+        self.settle()
         if not self.lost and not any(self.in_flight):
             self.driver.core.check_at_rest()
         orders = [[seq for seq, _ in self.driver.streams[host]] for host in range(NUM_HOSTS)]
