@@ -98,7 +98,7 @@ def test_executions_are_counted_and_busy_time_is_within_the_time_that_passed(rec
         "client": (4, None, None),
     }
     assert (run["failures"], job["totals"]["failures"]) == ([], 0)
-    (path,) = records.iterdir()
+    (path,) = records.glob("*.json")
     assert (path.stat().st_mode & 0o777, records.stat().st_mode & 0o777) == (0o600, 0o700)
     assert _report("--run-id", run["id"])["jobs"][0]["runs"] == [run]
     assert _report("--run-id", run["runtime_id"])["jobs"][0]["runs"] == [run]

@@ -164,11 +164,14 @@ def donated_results_that_somebody_holds() -> Returned:
     step = jax.jit(lambda x, same: (x + 1, same), donate_argnums=(0, 1))
     mesh = mesh_1d()
     x, same = jax.device_put((ramp(8, 4), ramp(5)), (sharded(mesh, "x"), sharded(mesh)))
-    held = []
+    held, used = [], []
     for _ in range(3):
-        held += [x.addressable_shards[5].data, same.addressable_shards[2].data]
+        # On plain JAX these are gone once their arrays are donated, so that is when they are used last.
+        parts = [x.addressable_shards[5].data, same.addressable_shards[2].data]
+        used += [part + 0 for part in parts]
+        held += parts
         x, same = step(x, same)
-    return x, same, held
+    return x, same, used
 
 
 @check(EXACT)
