@@ -96,19 +96,24 @@ class Slices:
     def compile_for_long(self) -> dict[str, Any]:
         """A program whose compilation takes many seconds of one core: larger ones, until one takes long enough."""
 
-        def level(below: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-            return jax.jit(lambda x: below(below(below(below(x)))))
+        def repeated(below: Callable[[jax.Array], jax.Array], times: int) -> Callable[[jax.Array], jax.Array]:
+            def function(x: jax.Array) -> jax.Array:
+                for _ in range(times):
+                    x = below(x)
+                return x
 
-        # Traced and sent as a few functions, of which the compiler makes 64 copies, or 256.
-        many: Callable[[jax.Array], jax.Array] = level(level(jax.jit(lambda x: jnp.sin(x) * 1.5 + x.sum())))
+            return jax.jit(function)
+
+        # Traced and sent as a few functions, of which the compiler makes 80 copies; of twice as many, four times as long.
+        many: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: jnp.sin(x) * 1.5 + x.sum())
+        for times in (4, 4, 5):
+            many = repeated(many, times)
         took_s = 0.0
-        for _ in range(2):
-            many = level(many)
+        while took_s < LONG_S:
             started_s = time.monotonic()
             jax.jit(many, out_shardings=self.first).lower(self.x[self.first]).compile()
             took_s = time.monotonic() - started_s
-            if took_s > LONG_S:
-                break
+            many = repeated(many, 2)
         return {"took_s": took_s}
 
     @staticmethod
