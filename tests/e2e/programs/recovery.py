@@ -104,7 +104,7 @@ class Slices:
 
             return jax.jit(function)
 
-        # Traced and sent as a few functions, of which the compiler makes 80 copies; of twice as many, four times as long.
+        # Traced and sent as a few functions, of which the compiler makes 80 copies.
         many: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: jnp.sin(x) * 1.5 + x.sum())
         for times in (4, 4, 5):
             many = repeated(many, times)
