@@ -293,11 +293,15 @@ class Session(RuleBasedStateMachine):
             assert answer.outputs == ()
         self.new(results[0], Value(values[0].values + values[1].values, sharding, values))
         self.new(results[1], Value(values[1].values - 1, sharding, values))
-        if self.driver.compiling:
+        needed = set(TOPOLOGY.hosts_of(sharding.devices))
+        if len(needed) > 1:
+            # A program over several hosts runs in the world of their slices, which ends with any of its hosts.
+            for slice_index in TOPOLOGY.slices_of(sharding.devices):
+                needed.update(TOPOLOGY.hosts_of_slice(slice_index))
+        if self.driver.compiling or needed.intersection(self.lost):
             # It may be waiting to be loaded behind a new host, and then fails with the loss of the old one.
-            hosts = TOPOLOGY.hosts_of(sharding.devices)
             for handle in results:
-                self.live[handle].causes.update(cause for host, cause in self.losses if host in hosts)
+                self.live[handle].causes.update(cause for host, cause in self.losses if host in needed)
         for position in donated:
             if position not in keep and args[position] in self.live:
                 gone = self.driver.ask(requests.IsArrayDeleted(args[position]))
