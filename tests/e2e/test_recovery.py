@@ -113,7 +113,7 @@ def _served(tmp_path_factory: pytest.TempPathFactory, spec: RuntimeSpec) -> Iter
                 yield client
             finally:
                 client.close()
-            descendants = psutil.Process().children(recursive=True)
+            descendants = [process for process in psutil.Process().children(recursive=True) if _names(process, root)]
     # Logs of a run in which something was lost stay.
     if runtime.kept_logs is not None:
         shutil.rmtree(runtime.kept_logs.parent)
@@ -121,6 +121,13 @@ def _served(tmp_path_factory: pytest.TempPathFactory, spec: RuntimeSpec) -> Iter
     _, alive = psutil.wait_procs(descendants, timeout=10)
     assert not alive, f"still there: {alive}"
     assert set(Path("/dev/shm").iterdir()) <= shared_memory
+
+
+def _names(process: psutil.Process, root: Path) -> bool:
+    """Whether a process is of the runtime whose folders are there: the other fixture's goes on."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(str(root) in word for word in process.cmdline())
+    return False
 
 
 SPEC = {"num_slices": 2, "hosts_per_slice": 2, "devices_per_host": 1}
