@@ -300,9 +300,10 @@ class Supervisor:
             self._channel.send(messages.Heartbeat(time.monotonic_ns()))
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             now_s = time.monotonic()
-            if now_s - last_turn_s > timeout_s / 2:
+            late_s = now_s - last_turn_s - HEARTBEAT_INTERVAL_S
+            if late_s > timeout_s / 2:
                 # It was this process that did not run; what the controller said may lie unread.
-                self._last_heard_s += now_s - last_turn_s
+                self._last_heard_s += late_s
             last_turn_s = now_s
             silence_s = now_s - self._last_heard_s
             if silence_s > timeout_s:
