@@ -294,6 +294,7 @@ class _WorkerTask:
                     if not will_restart:
                         self._box.decline(reason)
                 if not will_restart:
+                    self._box.tell_end(name, returncode)
                     break
                 components.start(name, argv, folder.log_of(name))
         finally:
@@ -302,7 +303,8 @@ class _WorkerTask:
         return returncode if returncode >= 0 else 128 - returncode
 
     def _note(self, event: RuntimeEvent) -> None:
-        if isinstance(event, ComponentEnded):
+        if isinstance(event, ComponentEnded) and event.was_asked:
+            # Nobody waits for it any more.
             self._box.tell_end(event.component, event.returncode)
         self._inbox.put(event)
 
