@@ -1,13 +1,14 @@
-"""The place that touches JAX's private parts: what a new version of JAX may break is here, in ``jax_programs`` (what is
-done to programs before they are sent) and in ``jax_arrays`` (what arrays of the runtime can do besides).
+"""The place that touches JAX's private parts: what a new version of JAX may break is here and in the modules beside
+this one whose names begin with ``jax_``.
 
 Checked against the versions of JAX that the tests run with. Where a private name is gone, ``load`` says which one by
 raising, and the program goes on without what needed it.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 from jax.extend import backend as jax_backend
@@ -20,8 +21,47 @@ PROXY_RUNTIME_PREFIX = "proxy/"
 ShardArgHandler = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
+#: Of what stands in the place of something of JAX's: what that was.
+_MARK = "_slurm_pathways_original"
+
+_Replacement = TypeVar("_Replacement", bound=Callable[..., Any])
+
+
 class PrivateNamesChangedError(Exception):
     """This version of JAX lacks something private that a part of the plugin needs."""
+
+
+@contextlib.contextmanager
+def private_names() -> Iterator[None]:
+    """Private names are looked up in here.
+
+    Raises:
+        PrivateNamesChangedError: one is missing, or is not what it was; the message names it.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        raise PrivateNamesChangedError(str(error)) from error
+
+
+def replacing(original: Any) -> Callable[[_Replacement], _Replacement]:
+    """A decorator of what is put in the place of ``original``, by which ``is_replaced`` knows it."""
+
+    def mark(replacement: _Replacement) -> _Replacement:
+        setattr(replacement, _MARK, original)
+        return replacement
+
+    return mark
+
+
+def is_replaced(found: Any) -> bool:
+    """Whether something was put in the place of JAX's own here already: a second call then changes nothing."""
+    return hasattr(found, _MARK)
+
+
+def original_of(replacement: Any) -> Any:
+    """What of JAX's own it stands in the place of."""
+    return getattr(replacement, _MARK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +105,7 @@ def load() -> JaxInternals:
     Raises:
         PrivateNamesChangedError: one is missing; the message names it.
     """
-    try:
+    with private_names():
         from jax._src import array as array_module
         from jax._src import dispatch
         from jax._src.interpreters import pxla
@@ -87,8 +127,6 @@ def load() -> JaxInternals:
             transfer=_pathways._transfer_to_shardings,
             donate=xla_client.ArrayCopySemantics.DONATE_INPUT,
         )
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
 
 
 def have_own_cpu() -> None:

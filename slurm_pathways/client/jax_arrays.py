@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy, own_cpu_device
+from slurm_pathways.client.jax_adapter import is_proxy, is_replaced, own_cpu_device, private_names, replacing
 
 #: DLPack's number for the memory of a CPU, and which of them.
 _CPU_MEMORY = (1, 0)
@@ -27,7 +27,7 @@ def serve_copies() -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src.array import ArrayImpl
 
         replacements = [
@@ -35,10 +35,8 @@ def serve_copies() -> None:
             for name, replacement in _REPLACEMENTS.items()
             if name != "__buffer__" or sys.version_info >= (3, 12)
         ]
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
     for name, replacement, original in replacements:
-        if hasattr(original.fget if isinstance(original, property) else original, "_slurm_pathways_original"):
+        if is_replaced(original.fget if isinstance(original, property) else original):
             continue
         if name == "__cuda_array_interface__":
             setattr(ArrayImpl, name, property(_for_ours(replacement, original.__get__)))
@@ -49,6 +47,7 @@ def serve_copies() -> None:
 def _for_ours(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """A method that is ``replacement`` for arrays of the proxy on one device, and ``original`` for others."""
 
+    @replacing(original)
     def method(self: Any, *args: Any, **options: Any) -> Any:
         devices = self.sharding._internal_device_list
         # What is said of several devices is right of ours too.
@@ -56,7 +55,6 @@ def _for_ours(replacement: Callable[..., Any], original: Callable[..., Any]) -> 
             return replacement(self, *args, **options)
         return original(self, *args, **options)
 
-    method._slurm_pathways_original = original  # type: ignore[attr-defined]
     return method
 
 

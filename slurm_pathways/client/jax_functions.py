@@ -5,10 +5,7 @@ from typing import Any
 
 import jax
 
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError
-
-#: Marks what was replaced already, so that a second call changes nothing.
-_MARK = "_slurm_pathways_original"
+from slurm_pathways.client.jax_adapter import is_replaced, private_names, replacing
 
 
 def version() -> str:
@@ -29,18 +26,16 @@ def replace_pickles(replace: Callable[[bytes], bytes]) -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src.lib import _jax
 
         programs = _jax.ifrt_programs
         original = programs.make_colocated_python_program
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, _MARK):
+    if is_replaced(original):
         return
 
+    @replacing(original)
     def make_colocated_python_program(name: str, pickled: bytes, *specialization: Any) -> Any:
         return original(name, replace(pickled), *specialization)
 
-    setattr(make_colocated_python_program, _MARK, original)
     programs.make_colocated_python_program = make_colocated_python_program

@@ -21,9 +21,8 @@ from pathways_runtime.wire.partitioning import (
     question_of,
     to_array,
 )
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError
+from slurm_pathways.client.jax_adapter import is_replaced, private_names, replacing
 
-_MARK = "_slurm_pathways_original"
 _PARTITIONED, _INSPECTED = "CustomSPMDPartitioning", "InspectSharding"
 
 #: What asks a callback for an operation's sharding, by the name that JAX gives it; JAX keeps it as long as its program.
@@ -39,7 +38,7 @@ def remember_inspectors() -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src import custom_partitioning
         from jax._src.lib import xla_client
 
@@ -47,17 +46,15 @@ def remember_inspectors() -> None:
         for name in ("propagate_user_sharding", "partition", "infer_sharding_from_operands"):
             getattr(custom_partitioning, f"_custom_partitioning_{name}")
         len(custom_partitioning._sharding_callbacks)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, _MARK):
+    if is_replaced(original):
         return
 
+    @replacing(original)
     def encode_inspect_sharding_callback(inspector: Callable[[Any], None]) -> bytes:
         address = bytes(original(inspector))
         _inspectors[address] = inspector
         return address
 
-    setattr(encode_inspect_sharding_callback, _MARK, original)
     xla_client.encode_inspect_sharding_callback = encode_inspect_sharding_callback
 
 

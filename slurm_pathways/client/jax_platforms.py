@@ -6,10 +6,7 @@ are: ``gpu`` or ``cuda`` where a callback is lowered, ``tpu`` in ``jax.devices("
 
 from typing import Any
 
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy
-
-#: Marks what was replaced already, so that a second call changes nothing.
-_MARK = "_slurm_pathways_original"
+from slurm_pathways.client.jax_adapter import is_proxy, is_replaced, private_names, replacing
 
 
 def know_by_platform() -> None:
@@ -18,14 +15,12 @@ def know_by_platform() -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src import xla_bridge
 
         canonicalize = xla_bridge.canonicalize_platform
         find, aliases = xla_bridge._get_backend_uncached, xla_bridge._alias_to_platforms
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(canonicalize, _MARK):
+    if is_replaced(canonicalize):
         return
 
     def by_platform(names: Any) -> Any:
@@ -34,6 +29,7 @@ def know_by_platform() -> None:
             return None
         return next((b for b in backends.values() if is_proxy(b) and _platform(b) in names), None)
 
+    @replacing(canonicalize)
     def canonicalize_platform(platform: str) -> str:
         # An alias, gpu, stands for several platforms; other names are what they are.
         backend = by_platform(aliases[platform]) if platform in aliases else None
@@ -43,7 +39,6 @@ def know_by_platform() -> None:
         backend = by_platform(aliases.get(platform, [platform])) if isinstance(platform, str) else None
         return find(platform) if backend is None else backend
 
-    setattr(canonicalize_platform, _MARK, canonicalize)
     xla_bridge.canonicalize_platform = canonicalize_platform
     xla_bridge._get_backend_uncached = get_backend
 

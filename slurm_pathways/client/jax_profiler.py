@@ -5,13 +5,10 @@ from typing import Any
 
 import jax
 
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy
+from slurm_pathways.client.jax_adapter import is_proxy, is_replaced, private_names, replacing
 
 #: What the runtime answers a failed request with.
 RuntimeFailure = jax.errors.JaxRuntimeError
-
-#: Marks what was replaced already, so that a second call changes nothing.
-_MARK = "_slurm_pathways_original"
 
 #: ``(make, options) -> session``: in place of ``make(options)``, jaxlib's ``ProfilerSession``.
 BeginTrace = Callable[[Callable[[Any], Any], Any], Any]
@@ -28,23 +25,21 @@ def replace_profiler(begin: BeginTrace, export: Export) -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src.lib import _profiler
 
         original = _profiler.ProfilerSession
         make_options = _profiler.ProfileOptions
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, _MARK):
+    if is_replaced(original):
         return
 
+    @replacing(original)
     def make_session(options: Any = None) -> Any:
         # JAX makes its backends before it begins a trace.
         if not is_proxy(jax.local_devices()[0].client):
             return original() if options is None else original(options)
         return begin(original, make_options() if options is None else options)
 
-    setattr(make_session, _MARK, original)
     _profiler.ProfilerSession = make_session
     original_export = getattr(_profiler, "export_to_xprof", None)
     if original_export is None:

@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 
 from pathways_runtime.wire.callbacks import ATTRIBUTE, Functions, callbacks_attribute
 from slurm_pathways.client import jax_partitioning
-from slurm_pathways.client.jax_adapter import PrivateNamesChangedError, is_proxy, own_cpu_device
-
-#: Marks what was replaced already, so that a second call changes nothing.
-_MARK = "_slurm_pathways_original"
+from slurm_pathways.client.jax_adapter import is_proxy, is_replaced, own_cpu_device, private_names, replacing
 
 #: A Python function that a program calls, as JAX lowers it: takes and gives arrays, after a token where there is one.
 HostCallback = Callable[..., Sequence[Any]]
@@ -45,21 +42,20 @@ def prepare_programs(take: TakeCallbacks) -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jax._src import compiler
         from jax._src.lib.mlir import ir
         from jax._src.lib.mlir.dialects import func, hlo  # noqa: F401 - used further down
 
         original = compiler.backend_compile_and_load
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, _MARK):
+    if is_replaced(original):
         return
 
     def take_one(function: HostCallback) -> tuple[str, int, Callable[[], None]]:
         taken = take([function])
         return taken.functions.client, taken.functions.numbers[0], taken.forget
 
+    @replacing(original)
     def backend_compile_and_load(
         backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any
     ) -> Any:
@@ -86,7 +82,6 @@ def prepare_programs(take: TakeCallbacks) -> None:
             raise
         return _WithoutOutputs(executable) if must_give else executable
 
-    setattr(backend_compile_and_load, _MARK, original)
     compiler.backend_compile_and_load = backend_compile_and_load
 
 
@@ -98,19 +93,17 @@ def estimate_costs_here() -> None:
     Raises:
         PrivateNamesChangedError: this version of JAX does it in another way.
     """
-    try:
+    with private_names():
         from jaxlib import _jax
 
         original = _jax.hlo_module_cost_analysis
-    except (ImportError, AttributeError) as error:
-        raise PrivateNamesChangedError(str(error)) from error
-    if hasattr(original, _MARK):
+    if is_replaced(original):
         return
 
+    @replacing(original)
     def hlo_module_cost_analysis(client: Any, module: Any) -> Any:
         return original(own_cpu_device().client if is_proxy(client) else client, module)
 
-    setattr(hlo_module_cost_analysis, _MARK, original)
     _jax.hlo_module_cost_analysis = hlo_module_cost_analysis
 
 

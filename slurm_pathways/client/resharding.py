@@ -20,10 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from slurm_pathways.client.jax_adapter import JaxInternals, ShardArgHandler, is_proxy
-
-#: Marks what was replaced already, so that a second installation changes nothing.
-_MARK = "_slurm_pathways_original"
+from slurm_pathways.client.jax_adapter import (
+    JaxInternals,
+    ShardArgHandler,
+    is_proxy,
+    is_replaced,
+    original_of,
+    replacing,
+)
 
 
 class Way(enum.Enum):
@@ -51,23 +55,25 @@ class Resharder:
     def install(self) -> None:
         """Take JAX's places over. Once only; again does nothing."""
         handler = self._jax.handlers[self._jax.array_type]
-        if hasattr(handler, _MARK):
+        if is_replaced(handler):
             return
-        self._jax.handlers[self._jax.array_type] = _marked(functools.partial(self.shard_arrays, handler), handler)
+        self._jax.handlers[self._jax.array_type] = replacing(handler)(functools.partial(self.shard_arrays, handler))
         reorder = self._jax.dispatch._different_device_order_reshard
-        self._jax.dispatch._different_device_order_reshard = _marked(functools.partial(self.reorder, reorder), reorder)
+        self._jax.dispatch._different_device_order_reshard = replacing(reorder)(
+            functools.partial(self.reorder, reorder)
+        )
         put = self._jax.xla_client.batched_device_put
-        self._jax.xla_client.batched_device_put = _marked(functools.partial(self.put_shards, put), put)
+        self._jax.xla_client.batched_device_put = replacing(put)(functools.partial(self.put_shards, put))
 
     def uninstall(self) -> None:
         """Give JAX's places back."""
         handler = self._jax.handlers[self._jax.array_type]
-        self._jax.handlers[self._jax.array_type] = getattr(handler, _MARK)
+        self._jax.handlers[self._jax.array_type] = original_of(handler)
         for module, name in (
             (self._jax.dispatch, "_different_device_order_reshard"),
             (self._jax.xla_client, "batched_device_put"),
         ):
-            setattr(module, name, getattr(getattr(module, name), _MARK))
+            setattr(module, name, original_of(getattr(module, name)))
 
     def shard_arrays(
         self,
@@ -150,8 +156,3 @@ class Resharder:
         elif isinstance(shard, np.ndarray) and not shard.flags.forc and self.is_ours(target):
             return shard.copy() if min(shard.strides) <= 0 else shard
         return shard
-
-
-def _marked(replacement: functools.partial[Any], original: Callable[..., Any]) -> functools.partial[Any]:
-    setattr(replacement, _MARK, original)
-    return replacement

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from pathways_runtime.wire.colocated import split_origin
-from slurm_pathways.client import functions, jax_functions
+from slurm_pathways.client import functions, jax_adapter, jax_functions
 
 
 def test_a_function_says_versions_folders_and_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,5 +41,5 @@ def test_a_jax_that_makes_them_otherwise_is_named(monkeypatch: pytest.MonkeyPatc
     from jax._src.lib import _jax
 
     monkeypatch.setattr(_jax, "ifrt_programs", types.SimpleNamespace())
-    with pytest.raises(jax_functions.PrivateNamesChangedError, match="make_colocated_python_program"):
+    with pytest.raises(jax_adapter.PrivateNamesChangedError, match="make_colocated_python_program"):
         jax_functions.replace_pickles(lambda pickled: pickled)
