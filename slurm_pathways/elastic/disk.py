@@ -1,6 +1,6 @@
 """A snapshot on disk: one file, whole or not there.
 
-The program fetches the state and writes it: workers have no way to write arrays of their own yet.
+The program fetches the state and writes it.
 """
 
 import json

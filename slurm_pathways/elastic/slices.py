@@ -27,6 +27,7 @@ class Slices:
         import jax
 
         self._devices: dict[int, list[Any]] = {}
+        self._meshes: dict[tuple[int, ...], Any] = {}
         for device in jax.devices() if devices is None else devices:
             slice_index = getattr(device, "slice_index", None)
             if slice_index is None:
@@ -49,10 +50,6 @@ class Slices:
     def all(self) -> frozenset[int]:
         """The indices of all slices, whether alive or not."""
         return frozenset(self._devices)
-
-    @functools.cached_property
-    def _meshes(self) -> dict[tuple[int, ...], Any]:
-        return {}
 
     def mesh(self, slices: Iterable[int]) -> Any:
         """A ``jax.sharding.Mesh`` over slices: the axis ``slice``, then those within a slice."""

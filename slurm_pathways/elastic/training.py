@@ -7,7 +7,6 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from slurm_pathways.elastic import disk, snapshots
@@ -252,7 +251,7 @@ class _Training(Generic[_Result]):
 
     def done(self, attempt: Attempt, step: int, state: Any) -> None:
         if self._warnings.is_due:
-            self._preempt(step, attempt.slices, lambda: state)
+            self._preempt(step, attempt.slices, state)
         self._is_due = self._is_due or step % self._every_steps == 0
         has_snapshot = self._is_due and self._snapshots.take(step, state, attempt.slices)
         self._is_due = self._is_due and not has_snapshot
@@ -299,16 +298,16 @@ class _Training(Generic[_Result]):
             found = self._snapshots.newest(self.slices.mesh(live))
         if found is not None:
             step, state = found
-            self._preempt(step, tuple(sorted(live)), lambda: state)
+            self._preempt(step, tuple(sorted(live)), state)
         assert self._preemption is not None
         on_disk = disk.newest_step(self._preemption.folder)
         raise Preempted(on_disk or 0, None)
 
-    def _preempt(self, step: int, slices: tuple[int, ...], state: Callable[[], Any]) -> NoReturn:
+    def _preempt(self, step: int, slices: tuple[int, ...], state: Any) -> NoReturn:
         assert self._preemption is not None
         if self._preemption.on_warning is not None:
             self._preemption.on_warning(step)
-        path: Path = disk.save(self._preemption.folder, step, state())
+        path = disk.save(self._preemption.folder, step, state)
         self._say(EventKind.PREEMPTED, step, slices, f"after step {step}, saved in {path}")
         raise Preempted(step, path)
 

@@ -56,8 +56,11 @@ def settle(head: Head, slurm: Slurm, pause: Callable[[float], None] = time.sleep
         return f"job {head.job_id} may have lost its first node, and cannot be looked at: {failure}"
     if not outcomes or all(outcome.state != "RUNNING" for outcome in outcomes):
         return None
-    if any(_answers(head, slurm, pause if attempt else lambda _: None) for attempt in range(NUM_PROBES)):
-        return None
+    for attempt in range(NUM_PROBES):
+        if attempt:
+            pause(_BETWEEN_PROBES_S)
+        if _answers(head, slurm):
+            return None
     lost = f"node {head.node}, on which the script of job {head.job_id} ran, does not answer"
     try:
         if head.on_loss == REQUEUE:
@@ -72,8 +75,7 @@ def settle(head: Head, slurm: Slurm, pause: Callable[[float], None] = time.sleep
     return f"{lost}: the job is cancelled"
 
 
-def _answers(head: Head, slurm: Slurm, pause: Callable[[float], None]) -> bool:
-    pause(_BETWEEN_PROBES_S)
+def _answers(head: Head, slurm: Slurm) -> bool:
     step = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none", "--input=none", "--quiet", "--mpi=none"]
     try:
         slurm.run(["srun", f"--jobid={head.job_id}", f"--nodelist={head.node}", *step, "true"])
