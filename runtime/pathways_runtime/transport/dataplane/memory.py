@@ -69,6 +69,27 @@ class Mapping:
             munmap(self._address, self.size_bytes)
 
 
+class Lease:
+    """Memory that is given up when the last array over it (``numpy.asarray``) is gone.
+
+    Args:
+        release: called then, on any thread, with whatever locks that holds.
+    """
+
+    __slots__ = ("_memory", "_release")
+
+    def __init__(self, memory: Bytes, release: Callable[[], None]) -> None:
+        self._memory = memory
+        self._release = release
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._release()
+
+
 def shared_mapping(size_bytes: int) -> tuple[Mapping, int]:
     """New memory without a name, and the descriptor by which another process can map it; the caller closes that."""
     fd = os.memfd_create("pathways-data", os.MFD_CLOEXEC)

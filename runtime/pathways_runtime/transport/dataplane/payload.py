@@ -8,25 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pathways_runtime.transport.dataplane.memory import Bytes
+from pathways_runtime.transport.dataplane.memory import Bytes, Lease
 from pathways_runtime.transport.dataplane.messages import Key, PeerLost
-
-
-class _Lease:
-    """Memory that goes back when the last array over it is gone."""
-
-    __slots__ = ("_memory", "_release")
-
-    def __init__(self, memory: Bytes, release: Callable[[], None]) -> None:
-        self._memory = memory
-        self._release = release
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._release()
 
 
 def _noop() -> None:
@@ -75,7 +58,7 @@ class Payload:
         array = self._view(memory, dtype, shape)
         self._keep()
         release, self._release, self._memory = self._release, _noop, None
-        lease = _Lease(memory, release)
+        lease = Lease(memory, release)
         return self._view(np.asarray(lease), array.dtype, shape)
 
     def release(self) -> None:

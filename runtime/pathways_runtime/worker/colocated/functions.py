@@ -18,9 +18,9 @@ from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.transport.dataplane.memory import Bytes
 from pathways_runtime.worker import pjrt
+from pathways_runtime.worker.buffers import HostArray
 
 _THIS_FOLDER = Path(__file__).parent
-HostArray = np.ndarray[Any, np.dtype[Any]]
 #: The bytes of an array's shards here.
 Shards = Sequence[tuple[DeviceId, Bytes]]
 

@@ -12,14 +12,22 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from pathways_runtime.core.ids import DeviceId
-from pathways_runtime.transport.dataplane.memory import Block, BlockPool, Bytes, Mapping, PoolClosed, shared_mapping
+from pathways_runtime.transport.dataplane.memory import (
+    Block,
+    BlockPool,
+    Bytes,
+    Lease,
+    Mapping,
+    PoolClosed,
+    shared_mapping,
+)
 from pathways_runtime.transport.frames import Buffer, ConnectionClosed
+from pathways_runtime.worker.buffers import HostArray
 from pathways_runtime.worker.colocated.connection import Connection
 from pathways_runtime.worker.colocated.messages import ForgetBlock, FreeBlock, NewBlock, Piece
 from pathways_runtime.worker.threads import tell
@@ -28,25 +36,6 @@ from pathways_runtime.worker.threads import tell
 SMALL_BYTES = 16 << 10
 #: Blocks that hold nothing and are kept for the next value, of each end.
 _SPARE_BYTES = 1 << 30
-
-HostArray = np.ndarray[Any, np.dtype[Any]]
-
-
-class _Lease:
-    """Shared memory that is told when the last array over it is gone."""
-
-    __slots__ = ("_memory", "_release")
-
-    def __init__(self, memory: Bytes, release: Callable[[], None]) -> None:
-        self._memory = memory
-        self._release = release
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._release()
 
 
 class SharedMemory:
@@ -148,7 +137,7 @@ class SharedMemory:
             self._by_address[address] = (block_id, is_theirs)
             self._views[address] = self._views.get(address, 0) + 1
         ended = (address, block_id, is_theirs)
-        lease = _Lease(memory, lambda: self._ended.put(ended))
+        lease = Lease(memory, lambda: self._ended.put(ended))
         return np.asarray(lease)
 
     def _note_ends(self) -> None:
