@@ -16,10 +16,9 @@ class FairQueue:
     """Start-time fair queueing over sessions.
 
     A launch that comes gets a tag: the tag after its session's last one, or the tag being served if that is later.
-        Launches are
-    served by tag, so each session gets every n-th turn, however many launches it has waiting. A launch whose hosts
-    have no credit lets others pass only if they share no host with it: then it gets its hosts in finite time, as the
-    tags of others grow.
+    Launches are served by tag, so each session gets every n-th turn, however many launches it has waiting. A launch
+    whose hosts have no credit lets others pass only if they share no host with it: then it gets its hosts in finite
+    time, as the tags of others grow.
 
     Launches of one session on one group form a *lane*, first in first out.
     """

@@ -98,9 +98,8 @@ class Order:
     """Decides the order of all operations of all sessions; ``core.operations`` states the contract.
 
     One counter numbers all operations, and an operation is appended to the streams of all its hosts at once: so two
-        that share
-    hosts come in the same order on each. An operation whose session holds nothing back goes out at once, in O(1)
-    whatever its hosts; what depends on what is looked at only among operations that are held.
+    that share hosts come in the same order on each. An operation whose session holds nothing back goes out at once, in
+    O(1) whatever its hosts; what depends on what is looked at only among operations that are held.
 
     Methods append to ``out`` what goes out. What sessions are to be told is collected, see ``take_progress`` and
     ``take_abandoned``.

@@ -45,8 +45,7 @@ class Programs:
     """Any number of compilations at once. Methods append to ``out``; each request gets exactly one ReportCompiled.
 
     Answers of hosts that come after that are ignored: a program that failed somewhere may stay loaded on other hosts
-        until its
-    session closes, and nothing can launch it, as its handle never worked.
+    until its session closes, and nothing can launch it, as its handle never worked.
     """
 
     def __init__(self, topology: Topology, membership: Membership, worlds: Worlds) -> None:
