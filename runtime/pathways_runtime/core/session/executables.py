@@ -34,13 +34,13 @@ class ExecutableRecord(msgspec.Struct):
 
     Attributes:
         devices, hosts: interned, see ``PlacementTable.device_list``.
+        needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
+            over, and it must be loaded again in the next one.
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
         newest: the name of the latest CompileProgram; only its answer counts.
         on_workers: its name on workers; 0 while it was never loaded.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
-        needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
-            over, and it must be loaded again in the next one.
         plugin: what it does, if it is no program of XLA's; nothing else of it is on workers then.
         function: of colocated Python, if that is what it is.
     """
@@ -50,6 +50,7 @@ class ExecutableRecord(msgspec.Struct):
     options: bytes
     devices: tuple[DeviceId, ...]
     hosts: tuple[HostIndex, ...]
+    needed_hosts: tuple[HostIndex, ...]
     compiled: CompiledProgram | None = None
     outputs: tuple[OutputSpec, ...] = ()
     donated: tuple[int, ...] = ()
@@ -58,13 +59,8 @@ class ExecutableRecord(msgspec.Struct):
     unloaded: Status | None = None
     is_deleted: bool = False
     waiting: RequestId | None = None
-    needed_hosts: tuple[HostIndex, ...] = ()
     plugin: Plugin | None = None
     function: Function | None = None
-
-    def __post_init__(self) -> None:
-        if not self.needed_hosts:
-            self.needed_hosts = self.hosts
 
 
 class StandIn(msgspec.Struct, frozen=True):

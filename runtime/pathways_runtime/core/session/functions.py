@@ -8,21 +8,18 @@ nothing else does.
 
 from collections.abc import Iterable
 
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, RequestId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId
 from pathways_runtime.core.operations import CallFunction
-from pathways_runtime.core.session import requests, responses
+from pathways_runtime.core.session import executions, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
-from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState, sharded_result
+from pathways_runtime.core.session.dataflow import SessionState, first_poison, sharded_result
 from pathways_runtime.core.session.events import CompiledProgram
 from pathways_runtime.core.session.executables import ExecutableRecord, Function, OutputSpec
 from pathways_runtime.core.session.instructions import SubmitOperation
 from pathways_runtime.core.session.lifetime import new_future
 from pathways_runtime.core.session.programs import load
-from pathways_runtime.core.session.readback import submit_await
 from pathways_runtime.core.session.requests import ArraySpec
 from pathways_runtime.core.status import Code, error
-
-_EXECUTED = responses.Executed(Handle(0), ())
 
 
 class CompileFunction(requests.Request, frozen=True):
@@ -48,7 +45,7 @@ def compile_function(state: SessionState, request_id: RequestId, request: Compil
     function = Function(request.name, _specs(state, request, "argument", request.inputs, hosts))
     handle = state.mint()
     record = ExecutableRecord(
-        handle, request.program, request.options, devices, hosts, waiting=request_id, function=function
+        handle, request.program, request.options, devices, hosts, hosts, waiting=request_id, function=function
     )
     record.outputs = _specs(state, request, "result", request.outputs, hosts)
     record.unloaded = state.placements.first_loss(hosts)
@@ -91,8 +88,7 @@ def execute(
     assert function is not None
     arguments = _arguments(state, request, function)
     results, outputs = request.result_array_handles, executable.outputs
-    is_first = not results
-    if is_first:
+    if not results:
         results = tuple(state.mint() for _ in outputs)
     elif len(results) != len(outputs):
         raise error(
@@ -100,29 +96,13 @@ def execute(
         )
     else:
         state.arrays.check_new(results)
-    status_handle = request.result_status_handle
-    if request.fill_status and not status_handle:
-        status_handle = state.mint()
-    elif status_handle in state.outcomes:
-        raise error(Code.ALREADY_EXISTS, f"handle {status_handle} already keeps the outcome of an execution")
-
-    cause = executable.unloaded or next((record.poison for record in arguments if record.poison is not None), None)
+    status_handle = executions.status_handle_of(state, request)
+    cause = executable.unloaded or first_poison(arguments)
     if cause is None:
         _call(state, request, executable, arguments, results, status_handle)
     else:
-        for handle, output in zip(results, outputs, strict=True):
-            state.new_poisoned(handle, output.dtype, output.shape, output.placement, cause)
-        if status_handle:
-            state.outcomes[status_handle] = ExecutionOutcome(OpId(0), None, cause)
-    if not is_first:
-        return responses.Executed(status_handle, ()) if status_handle else _EXECUTED
-    return responses.Executed(
-        status_handle,
-        tuple(
-            responses.Output(output.dtype, output.shape, output.placement.sharding, handle)
-            for handle, output in zip(results, outputs, strict=True)
-        ),
-    )
+        executions.poison(state, results, outputs, status_handle, cause)
+    return executions.answer(state, request, results, status_handle)
 
 
 def _arguments(state: SessionState, request: requests.LoadedExecutableExecute, function: Function) -> list[ArrayRecord]:
@@ -177,9 +157,4 @@ def _call(
             senders=executable.hosts,
         )
     )
-    if status_handle:
-        wait = None
-        if results:
-            records = state.arrays.records
-            wait = submit_await(state, {handle: records[handle] for handle in results}, status_handle=status_handle)
-        state.outcomes[status_handle] = ExecutionOutcome(op_id, wait, None)
+    executions.await_outcome(state, status_handle, op_id, results)

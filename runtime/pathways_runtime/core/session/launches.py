@@ -2,15 +2,12 @@
 
 from pathways_runtime.core.ids import Handle, OpId, RequestId
 from pathways_runtime.core.operations import Launch
-from pathways_runtime.core.session import functions, plugins, requests, responses
+from pathways_runtime.core.session import executions, functions, plugins, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
 from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState
 from pathways_runtime.core.session.executables import ExecutableRecord
 from pathways_runtime.core.session.instructions import SubmitOperation
-from pathways_runtime.core.session.readback import submit_await
 from pathways_runtime.core.status import Code, Status, error
-
-_EXECUTED = responses.Executed(Handle(0), ())
 
 
 def execute(
@@ -60,8 +57,7 @@ def execute(
 
     results = request.result_array_handles
     outputs = executable.outputs
-    is_first = not results
-    if is_first:
+    if not results:
         results = tuple(state.mint() for _ in outputs)
     else:
         if len(results) != len(outputs):
@@ -70,29 +66,12 @@ def execute(
             )
         state.arrays.check_new(results)
 
-    status_handle = request.result_status_handle
-    if request.fill_status and not status_handle:
-        status_handle = state.mint()
-    elif status_handle in state.outcomes:
-        raise error(Code.ALREADY_EXISTS, f"handle {status_handle} already keeps the outcome of an execution")
-
+    status_handle = executions.status_handle_of(state, request)
     if cause is None:
         _launch(state, request, executable, results, after, has_storages, status_handle)
     else:
-        for handle, output in zip(results, outputs, strict=True):
-            state.new_poisoned(handle, output.dtype, output.shape, output.placement, cause)
-        if status_handle:
-            state.outcomes[status_handle] = ExecutionOutcome(OpId(0), None, cause)
-
-    if is_first:
-        return responses.Executed(
-            status_handle,
-            tuple(
-                responses.Output(output.dtype, output.shape, output.placement.sharding, handle)
-                for handle, output in zip(results, outputs, strict=True)
-            ),
-        )
-    return responses.Executed(status_handle, ()) if status_handle else _EXECUTED
+        executions.poison(state, results, outputs, status_handle, cause)
+    return executions.answer(state, request, results, status_handle)
 
 
 def _launch(
@@ -155,13 +134,7 @@ def _launch(
     )
     if left_over:
         state.free(left_over)
-    if status_handle:
-        if results:
-            wait = submit_await(state, {handle: records[handle] for handle in results}, status_handle=status_handle)
-            state.outcomes[status_handle] = ExecutionOutcome(op_id, wait, None)
-        else:
-            # Nothing can be awaited; a failure is reported by OperationFailed, late at worst.
-            state.outcomes[status_handle] = ExecutionOutcome(op_id, None, None)
+    executions.await_outcome(state, status_handle, op_id, results)
 
 
 def _raise_wrong_devices(name: str, executable: ExecutableRecord, handle: Handle, record: ArrayRecord) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, RequestId
 from pathways_runtime.core.operations import ReadArrays, StartTrace, StopTrace, WriteArrays
-from pathways_runtime.core.session import plugin_programs, rearrange, requests, responses
+from pathways_runtime.core.session import executions, plugin_programs, rearrange, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
 from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState, Tracing, first_poison, sharded_result
 from pathways_runtime.core.session.events import CompiledProgram
@@ -35,7 +35,7 @@ def compile_plugin(state: SessionState, _: RequestId, request: plugin_programs.C
     devices, _hosts = state.placements.device_list(request.devices or every)
     handle = state.mint()
     # No hosts: nothing is loaded anywhere.
-    record = ExecutableRecord(handle, b"", b"", devices, (), plugin=request.plugin)
+    record = ExecutableRecord(handle, b"", b"", devices, (), (), plugin=request.plugin)
     # Our client learns from the fingerprint what the location stands for that it has named.
     fingerprint = request.plugin.folder.encode() if isinstance(request.plugin, plugin_programs.HostTrace) else b""
     record.compiled = CompiledProgram(request.name, fingerprint, (), (), None, {}, request.text, request.metadata)
@@ -48,11 +48,7 @@ def execute(
     state: SessionState, request_id: RequestId, request: requests.LoadedExecutableExecute, record: ExecutableRecord
 ) -> responses.Response:
     """LoadedExecutableExecute of a plugin program. If its outcome is kept, it is known when all is done."""
-    status_handle = request.result_status_handle
-    if request.fill_status and not status_handle:
-        status_handle = state.mint()
-    elif status_handle in state.outcomes:
-        raise error(Code.ALREADY_EXISTS, f"handle {status_handle} already keeps the outcome of an execution")
+    status_handle = executions.status_handle_of(state, request)
     results: tuple[Handle, ...] = ()
     match record.plugin:
         case plugin_programs.Trace() as plugin:
@@ -65,14 +61,7 @@ def execute(
             results = _read(state, request.result_array_handles, plugin, status_handle)
         case plugin_programs.Reshard() as plugin:
             results = _reshard(state, request_id, request, plugin, status_handle)
-    if request.result_array_handles:
-        return responses.Executed(status_handle, ())
-    outputs = []
-    for handle in results:
-        made = state.arrays.records[handle]
-        assert made.placement is not None
-        outputs.append(responses.Output(made.dtype, made.shape, made.placement.sharding, handle))
-    return responses.Executed(status_handle, tuple(outputs))
+    return executions.answer(state, request, results, status_handle)
 
 
 # Traces
@@ -103,7 +92,7 @@ def _host_trace(state: SessionState, plugin: plugin_programs.HostTrace, status_h
     elif not plugin.starts and not is_anothers and state.tracing is not None:
         _stop_trace(state, plugin, status_handle)
     else:
-        _keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, None))
+        executions.keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, None))
 
 
 def _start_trace(
@@ -148,7 +137,7 @@ def _write(
     if len(records) != len(plugin.targets):
         raise error(Code.INVALID_ARGUMENT, f"{len(plugin.targets)} arrays are to be written, but {len(records)} given")
     if (cause := first_poison(records)) is not None:
-        _keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, cause))
+        executions.keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, cause))
         return
     targets = []
     for handle, record, target in zip(handles, records, plugin.targets, strict=True):
@@ -185,14 +174,12 @@ def _read(
         else:
             state.new_poisoned(handle, source.dtype, source.shape, placement, loss)
     if loss is not None or not made:
-        _keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, loss))
+        executions.keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, loss))
         return results
     shards = tuple(sharded_result(handle, record) for handle, record in made.items())
     op_id = state.next_op()
     state.submit(ReadArrays(op_id, shards, plugin.sources, plugin.timeout_s), _hosts_of(made.values()), writes=results)
-    if status_handle:
-        wait = submit_await(state, made, status_handle=status_handle)
-        state.outcomes[status_handle] = ExecutionOutcome(op_id, wait, None)
+    executions.await_outcome(state, status_handle, op_id, results)
     return results
 
 
@@ -262,9 +249,4 @@ def _submit(
     wait = Wait(operation.wait_id, operation.op_id, hosts, handles, status_handle=status_handle)
     state.waits.add(wait)
     state.submit(operation, hosts, reads=reads)
-    _keep_outcome(state, status_handle, ExecutionOutcome(operation.op_id, wait, None))
-
-
-def _keep_outcome(state: SessionState, status_handle: Handle, outcome: ExecutionOutcome) -> None:
-    if status_handle:
-        state.outcomes[status_handle] = outcome
+    executions.keep_outcome(state, status_handle, ExecutionOutcome(operation.op_id, wait, None))

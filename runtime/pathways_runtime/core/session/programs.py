@@ -24,9 +24,7 @@ def compile_program(state: SessionState, request_id: RequestId, request: request
     if len(hosts) > 1:
         slices = state.topology.slices_of(devices)
         needed = tuple(host for slice_index in slices for host in state.topology.hosts_of_slice(slice_index))
-    record = ExecutableRecord(
-        handle, request.program, request.options, devices, hosts, waiting=request_id, needed_hosts=needed
-    )
+    record = ExecutableRecord(handle, request.program, request.options, devices, hosts, needed, waiting=request_id)
     record.unloaded = state.placements.first_loss(needed)
     state.executables.records[handle] = record
     if record.unloaded is not None:
