@@ -645,6 +645,7 @@ def test_a_link_of_a_host_that_is_lost_swallows_nothing(run: RunWithRig) -> None
             links_address = next(m.links_address for m in rig.cluster.received if isinstance(m, messages.Attach))
             rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7"), 2))
             await status(rig)
+            assert rig.cluster.seen_change == 2
             await put(client, zero, on(2), 2)
             # A link of the old one that comes up late is not taken for the new one's.
             await rig.cluster._open_link(SessionId(client.session_id), HostIndex(1), links_address, change=0)
@@ -669,6 +670,7 @@ def test_a_link_of_who_serves_next_may_be_there_before_the_loss_is_heard_of(run:
             rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), None, "host-1", lost), 1))
             rig.cluster.send(messages.HostChanged(HostState(HostIndex(1), WorkerId(7), "host-7"), 2))
             await status(rig)
+            assert rig.cluster.seen_change == 2
             await put(client, zero, on(2), 2)
             ready = await client.ask("check_value_ready_request", value_handles=[2])
             assert ready.WhichOneof("response") == "check_value_ready_response"
