@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
         self.ledger = Ledger(replicas=2, keep=2)
         self.step = 0
         self.under_way: set[tuple[int, int]] = set()
-        #: (step, number, slice) of complete copies.
+        #: (step, number, slice) of complete copies that are kept.
         self.whole: set[tuple[int, int, int]] = set()
         self.steps: dict[int, int] = {}
 
@@ -133,6 +133,9 @@ class Machine(RuleBasedStateMachine):
             self.whole.add((self.steps[number], number, place))
         else:
             self.ledger.lose(number, place)
+        # Two newer ones that are settled and usable are enough, wherever their copies are.
+        settled = sorted({number for _, number, _ in self.whole} - {number for number, _ in self.under_way})
+        self.whole = {copy for copy in self.whole if copy[1] not in settled[:-2]}
 
     @rule(place=st.sampled_from(SLICES))
     def lose_slice(self, place: int) -> None:
