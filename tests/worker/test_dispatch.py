@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,10 +75,8 @@ def settle(dispatcher: Dispatcher) -> None:
     has_launched = threading.Event()
     dispatcher._launching.submit(has_launched.set)
     assert has_launched.wait(10), "the launching thread is busy"
-    deadline_s = time.monotonic() + 10
-    while num_in_flight := dispatcher.completions.num_in_flight():
-        assert time.monotonic() < deadline_s, f"{num_in_flight} launches are not over"
-        threading.Event().wait(0.001)
+    in_flight = dispatcher.completions.num_in_flight
+    until(lambda: not in_flight(), lambda: f"{in_flight()} launches are not over", 10, 0.001)
 
 
 def test_a_closed_session_frees_everything(

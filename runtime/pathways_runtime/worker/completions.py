@@ -55,12 +55,12 @@ class Completions:
         self._queues: dict[tuple[DeviceId, ...], queue.SimpleQueue[_InFlight | None]] = {}
         #: What is in these queues or was just taken from them, for who asks.
         self._in_flight: dict[tuple[DeviceId, ...], deque[_InFlight]] = {}
+        #: Guards which sets of devices have a thread.
         self._lock = threading.Lock()
-        self._num_in_flight = 0
 
     def num_in_flight(self) -> int:
         """Launches that PJRT has and that are not known to be over."""
-        return self._num_in_flight
+        return sum(map(len, self._in_flight.copy().values()))
 
     def is_busy_in(self, world: World) -> bool:
         """Whether a program of a world is not known to be over."""
@@ -101,8 +101,6 @@ class Completions:
         waiting = self._queues.get(devices)
         if waiting is None:
             waiting = self._start(devices)
-        with self._lock:
-            self._num_in_flight += 1
         self._in_flight[devices].append(in_flight)
         waiting.put(in_flight)
 
@@ -134,9 +132,9 @@ class Completions:
             self._awaited[devices] = Running(in_flight.usage, devices, in_flight.launched_s)
             self._finish(in_flight)
             self._awaited[devices] = None
-            followed.popleft()
-            count = 1
+            # Whoever sees that none is in flight finds that nothing here refers to one.
             del in_flight
+            followed.popleft()
             # Whatever else is over by now goes into the same message.
             while not waiting.empty():
                 held = waiting.get()
@@ -146,11 +144,8 @@ class Completions:
                 if held.probe is None or not pjrt.is_ready(held.probe):
                     break
                 self._finish(held)
-                followed.popleft()
                 held = None
-                count += 1
-            with self._lock:
-                self._num_in_flight -= count
+                followed.popleft()
             self._acknowledgements.flush()
 
     def _finish(self, ended: _InFlight) -> None:
