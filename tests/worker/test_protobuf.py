@@ -1,4 +1,4 @@
-"""Reading and cutting protobufs without their schema."""
+"""Protobufs without their schema: read, cut and written."""
 
 import pytest
 
@@ -55,6 +55,13 @@ def test_without_a_field() -> None:
 def test_without_an_inner_field() -> None:
     expected = MESSAGE[:8] + b"\x1a\x03\x12\x01x" + MESSAGE[15:-4] + b"\x1a\x00"
     assert protobuf.without(MESSAGE, 3, 1) == expected
+
+
+def test_fields_that_are_written() -> None:
+    inner = protobuf.int_field(1, 7) + protobuf.bytes_field(2, b"x")
+    written = protobuf.int_field(1, 150) + protobuf.bytes_field(2, b"abc") + protobuf.bytes_field(3, inner)
+    assert written == MESSAGE[:15]
+    assert protobuf.int_field(1, 0) == b""
 
 
 def test_inner_messages_of_any_length() -> None:

@@ -1,4 +1,4 @@
-"""Reading and cutting serialized protobufs whose schema we do not carry: XLA's own, of which we need a field or two."""
+"""Serialized protobufs whose schema we do not carry, read, cut and written: XLA's own, of which we need few fields."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -63,8 +63,18 @@ def without(message: bytes, *path: int) -> bytes:
         elif len(path) > 1:
             assert isinstance(field.value, bytes)
             inner = without(field.value, *path[1:])
-            kept.append(_encode_varint(field.number << 3 | 2) + _encode_varint(len(inner)) + inner)
+            kept.append(bytes_field(field.number, inner))
     return b"".join(kept)
+
+
+def int_field(number: int, value: int) -> bytes:
+    """A varint field; nothing for zero, as in version 3."""
+    return _encode_varint(number << 3) + _encode_varint(value) if value else b""
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """A field that holds a string, bytes or a message."""
+    return _encode_varint(number << 3 | 2) + _encode_varint(len(value)) + value
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

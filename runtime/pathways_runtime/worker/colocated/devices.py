@@ -18,6 +18,7 @@ from jax.experimental.colocated_python import serialization
 from jaxlib import _jax, xla_client
 
 from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.worker.protobuf import bytes_field, int_field
 
 #: XLA numbers CPU devices ``rank * this + place``, and computes the rank of a number.
 _IDS_PER_HOST = 2048
@@ -101,7 +102,7 @@ def _make_client(host: int, num_hosts: int, devices_per_host: int, address: str,
             runtime.key_value_set_bytes(_LOCAL_KEY.format(other), _described(other, devices_per_host))
     else:
         nodes = (_described(other, devices_per_host) for other in range(num_hosts))
-        runtime.key_value_set_bytes(_GLOBAL_KEY, b"".join(_message(1, node) for node in nodes))
+        runtime.key_value_set_bytes(_GLOBAL_KEY, b"".join(bytes_field(1, node) for node in nodes))
     # Without collectives XLA takes no program over several hosts, whatever it does. These serve devices of this host;
     # where another one would have to answer, they give up after half a minute.
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=runtime, hostname=collectives_host)
@@ -126,27 +127,14 @@ def _described(host: int, num_devices: int) -> bytes:
     for place in range(num_devices):
         number = host * _IDS_PER_HOST + place
         # local_device_ordinal, global_device_id, vendor, and two names for people.
-        fields = _number(1, place) + _number(4, number)
-        names = (_message(8, b"cpu"), _message(9, b"CpuDevice(id=%d)" % number), _message(10, b"cpu:%d" % number))
-        devices.append(_message(3, fields + b"".join(names)))
-    return _number(1, host) + _message(2, b"colocated") + b"".join(devices)
-
-
-def _number(field: int, value: int) -> bytes:
-    return bytes([field << 3]) + _varint(value) if value else b""
-
-
-def _message(field: int, content: bytes) -> bytes:
-    return bytes([field << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+        fields = int_field(1, place) + int_field(4, number)
+        names = (
+            bytes_field(8, b"cpu"),
+            bytes_field(9, b"CpuDevice(id=%d)" % number),
+            bytes_field(10, b"cpu:%d" % number),
+        )
+        devices.append(bytes_field(3, fields + b"".join(names)))
+    return int_field(1, host) + bytes_field(2, b"colocated") + b"".join(devices)
 
 
 def _pickle_by_ids(by_id: Mapping[DeviceId, Any]) -> None:
