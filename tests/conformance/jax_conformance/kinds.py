@@ -70,7 +70,8 @@ KINDS: tuple[Kind, ...] = (
         "donated arguments that had to be moved",
         "test_fully_replicated_donated_array_is_deleted",
         "Of an argument that lies elsewhere than its program needs it, plain JAX uses the shard that is in place and "
-        "so deletes it; here it is copied and stays readable ([why](decisions.md)).",
+        "so deletes it; here it is copied and stays readable "
+        "([why](decisions.md#what-the-clients-plugin-adds-to-arrays)).",
         is_clients=False,
         in_id=True,
     ),

@@ -46,7 +46,6 @@ class TestFile:
 
 
 #: In order of value. The large ones are mostly about tracing, and of those about numbers a sample says enough.
-#: ``compilation_cache`` is about a cache of the client's, which the plugin turns off: workers have one.
 FILES: tuple[TestFile, ...] = (
     TestFile("array"),
     TestFile("multi_device", makes_own_meshes=True),
@@ -106,6 +105,14 @@ FILES: tuple[TestFile, ...] = (
     TestFile("fft", sample=60),
     TestFile("shape_poly", sample=60),
 )
+
+#: Files that one might look for among these, and why they are not there; the page says so.
+LEFT_OUT: dict[str, str] = {
+    "state": "imports a module of JAX that installed ones do not have; references are in `mutable_array`, too",
+    "compilation_cache": "is about a cache of the client's, which the plugin turns off: workers have one",
+    "sparse_bcoo_bcsr": "needs gigabytes of memory",
+    "buffer_callback": "is about calls that are refused ([troubleshooting](troubleshooting.md#while-it-runs))",
+}
 
 
 class UnknownFileError(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax_conformance.journal import Outcome, Result, State
 from jax_conformance.kinds import KINDS, UNSORTED, Kind, kind_of
-from jax_conformance.plan import Target, TestFile
+from jax_conformance.plan import LEFT_OUT, Target, TestFile
 
 
 class Verdict(enum.StrEnum):
@@ -129,7 +129,7 @@ runtime of 1 slice x 4 hosts x 2 devices; `2x2x2` has 2 slices, for files that m
 a hash of the tests' names.
 
     git clone --depth 1 --branch jax-v{jax} https://github.com/jax-ml/jax jax-src
-    python tests/conformance --jax-source jax-src                 # everything; hours on two cores
+    python tests/conformance --jax-source jax-src                 # all of these files; hours on two cores
     python tests/conformance --jax-source jax-src --sample 30     # at most 30 tests of each file
     python tests/conformance --jax-source jax-src --resume        # goes on where it was interrupted
     python tests/conformance --jax-source jax-src --retry-failed  # after a change
@@ -144,7 +144,7 @@ jax {jax}, jaxlib {jaxlib}, Python {python}, {date}.
 
 def as_markdown(comparisons: Sequence[Comparison], versions: Mapping[str, str]) -> str:
     """The page. ``versions``: ``jax``, ``jaxlib``, ``python``, ``date``."""
-    parts = [_HEAD.format(**versions), _counts(comparisons), _summary(comparisons), _kinds(comparisons)]
+    parts = [_HEAD.format(**versions), _counts(comparisons), _summary(comparisons), _left_out(), _kinds(comparisons)]
     return "\n".join([*parts, _failures(comparisons)])
 
 
@@ -187,6 +187,11 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
         f"Of {passed + len(failures)} tests that plain JAX passes, {passed} pass here ({share:.1f} %). Of the other "
         f"{len(failures)}, {len(failures) - ours} ask for what JAX's client itself cannot do through the proxy.\n"
     )
+
+
+def _left_out() -> str:
+    said = (f"* `{name}` {why}." for name, why in LEFT_OUT.items())
+    return "\n".join(["JAX has more files of tests than these; the others have not run. Among them:", "", *said, ""])
 
 
 def _kinds(comparisons: Sequence[Comparison]) -> str:

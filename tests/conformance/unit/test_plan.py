@@ -28,5 +28,9 @@ def test_several_slices_are_for_files_that_make_their_own_meshes() -> None:
     assert plan.steps([other, own], [Target.TWO_SLICES]) == [(own, Target.TWO_SLICES)]
 
 
+def test_no_file_is_left_out_and_has_run() -> None:
+    assert not plan.LEFT_OUT.keys() & {file.name for file in plan.FILES}
+
+
 def test_a_target_says_its_shape() -> None:
     assert [target.shape for target in Target] == [None, (1, 4, 2), (2, 2, 2)]

@@ -58,6 +58,10 @@ def test_the_page_says_what_share_passes_and_whose_the_rest_is() -> None:
     )
 
 
+def test_the_page_says_what_has_not_run() -> None:
+    assert "\n* `sparse_bcoo_bcsr` needs gigabytes of memory.\n" in page()
+
+
 def test_a_file_that_cannot_run_says_why() -> None:
     comparison = table.compare(FILE, Target.ONE_SLICE, State(broken="no module named foo"), State())
     text = table.as_markdown([comparison], VERSIONS)
