@@ -1,11 +1,9 @@
 """The receiving end: one ``Inbound`` per link of a peer, with a thread for each of its connections."""
 
-import array
 import logging
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -15,13 +13,12 @@ from pathways_runtime.transport.dataplane.memory import Block, BlockPool, Bytes,
 from pathways_runtime.transport.dataplane.messages import HEAD, INLINE_BYTES, NOTICE, DataPlaneError, Hello, Key
 from pathways_runtime.transport.dataplane.payload import Arrivals, Payload
 from pathways_runtime.transport.dataplane.poller import Poller
+from pathways_runtime.transport.passed_descriptors import ANCILLARY_BYTES, PassedDescriptors
 from pathways_runtime.transport.tls_socket import Connection
 
 logger = logging.getLogger(__name__)
 
 _STAGE_BYTES = 128 << 10
-_MAX_FDS = 64
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 _MAX_HELLO_BYTES = 4096
 
 
@@ -42,7 +39,7 @@ class _Stream:
         self._view = memoryview(self._stage)
         self._start = 0
         self._end = 0
-        self._fds: deque[int] = deque()
+        self._passed = PassedDescriptors()
 
     def head(self) -> tuple[int, int, int, int, int, int, int, int]:
         """The next head, unpacked.
@@ -57,12 +54,8 @@ class _Stream:
                 self._end -= self._start
                 self._start = 0
             flags = socket.MSG_CMSG_CLOEXEC
-            count, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], _ANCILLARY_BYTES, flags)
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                    self._fds.extend(fds)
+            count, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], ANCILLARY_BYTES, flags)
+            self._passed.note(ancillary)
             if count == 0:
                 raise _Ended("closed its data connection")
             self._end += count
@@ -85,14 +78,14 @@ class _Stream:
 
     def fd(self) -> int:
         """The descriptor that came along with the last head."""
-        if not self._fds:
+        fd = self._passed.take()
+        if fd is None:
             raise DataPlaneError("announced shared memory without a descriptor")
-        return self._fds.popleft()
+        return fd
 
     def close(self) -> None:
         """Close descriptors that nobody took."""
-        while self._fds:
-            os.close(self._fds.popleft())
+        self._passed.close()
 
 
 class _Assembly:

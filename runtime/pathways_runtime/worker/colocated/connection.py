@@ -1,18 +1,14 @@
 """Frames with descriptors between an executor and a Python process of it."""
 
-import array
 import contextlib
-import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 from pathways_runtime.transport.frames import Buffer, ConnectionClosed, Frame, FrameCodec, FrameReader
+from pathways_runtime.transport.passed_descriptors import ANCILLARY_BYTES, PassedDescriptors
 from pathways_runtime.worker.buffers import aligned_memory
 from pathways_runtime.worker.colocated.messages import AnyMessage
-
-_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * array.array("i").itemsize)
 
 
 class Connection:
@@ -23,7 +19,7 @@ class Connection:
         self._codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
         self._reader: FrameReader[AnyMessage] = FrameReader(self._codec, aligned_memory)
         self._lock = threading.Lock()
-        self._fds: deque[int] = deque()
+        self._passed = PassedDescriptors()
 
     def send(self, message: AnyMessage, payload: Sequence[Buffer] = (), fd: int | None = None) -> None:
         """Send one frame, whole; with a descriptor, which stays the caller's.
@@ -54,15 +50,11 @@ class Connection:
         while True:
             try:
                 count, ancillary, _, _ = self._sock.recvmsg_into(
-                    [self._reader.writable()], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    [self._reader.writable()], ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except OSError as failure:
                 raise ConnectionClosed(f"receiving failed: {failure}") from failure
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                    self._fds.extend(fds)
+            self._passed.note(ancillary)
             if count == 0:
                 raise ConnectionClosed("closed by the other end")
             if frames := self._reader.advance(count):
@@ -74,14 +66,14 @@ class Connection:
         Raises:
             ConnectionClosed: none has come; the other end does not keep to the protocol.
         """
-        if not self._fds:
+        fd = self._passed.take()
+        if fd is None:
             raise ConnectionClosed("a descriptor is missing")
-        return self._fds.popleft()
+        return fd
 
     def close(self) -> None:
         """Close, and wake a thread that receives."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-        while self._fds:
-            os.close(self._fds.popleft())
+        self._passed.close()
