@@ -31,6 +31,7 @@ from pathways_runtime.transport.lifeline import (
 from pathways_runtime.wire import messages
 from pathways_runtime.wire.messages import AnyMessage
 from pathways_runtime.worker import gpu, private_sockets
+from pathways_runtime.worker.colocated import files_prefix
 from pathways_runtime.worker.relay import Relay
 
 logger = logging.getLogger(__name__)
@@ -356,7 +357,7 @@ class Supervisor:
             self._report_exit(epoch, returncode, log_tail(log_path, LOG_TAIL_LINES))
 
     def _remove_files_of_functions(self, executor_pid: int) -> None:
-        for path in self._options.run_dir.glob(f"python-{executor_pid}-*"):
+        for path in self._options.run_dir.glob(f"{files_prefix(executor_pid)}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

@@ -21,6 +21,7 @@ from pathways_runtime.transport.frames import Buffer, ConnectionClosed, FrameErr
 from pathways_runtime.transport.lifeline import Child, log_tail, spawn
 from pathways_runtime.worker import private_sockets
 from pathways_runtime.worker.buffers import HostArray
+from pathways_runtime.worker.colocated import files_prefix
 from pathways_runtime.worker.colocated.connection import Connection
 from pathways_runtime.worker.colocated.memory import SharedMemory
 from pathways_runtime.worker.colocated.messages import (
@@ -70,11 +71,6 @@ class Place(NamedTuple):
     topology: Topology
     folder: Path
     log_path: Path | None
-
-
-def files_prefix(executor_pid: int) -> str:
-    """What the names of files begin with that processes of an executor have in the folder for sockets."""
-    return f"python-{executor_pid}-"
 
 
 class ProcessEnded(Exception):
