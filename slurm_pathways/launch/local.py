@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from pathways_runtime.transport.lifeline import Child, spawn
-from slurm_pathways.config import CUDA, RuntimeSpec
+from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch import caretaker
+from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments, worker_arguments
 from slurm_pathways.launch.client_environment import client_environment, component_environment
 from slurm_pathways.launch.components import (
     LOG_LINES_SHOWN,
@@ -536,55 +537,9 @@ class LocalRuntime:
             self._caretaker.reap()
 
 
-def proxy_arguments(spec: RuntimeSpec) -> tuple[object, ...]:
-    """What every proxy of a run is told."""
-    return () if spec.gs_directory is None else ("--gs-directory", spec.gs_directory)
-
-
 def is_worker(component: str) -> bool:
     """Whether a component is a host's worker: a supervisor, or the step that it is in."""
     return component.startswith("worker-")
-
-
-def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:
-    """The controller's command line; it listens at all of ``listen``."""
-    return (
-        *(word for address in listen for word in ("--listen", address)),
-        *("--num-slices", spec.num_slices),
-        *("--hosts-per-slice", spec.hosts_per_slice),
-        *("--devices-per-host", spec.devices_per_host),
-        *("--platform", spec.platform),
-        *("--spares", spec.num_spares),
-        *("--relay-fanout", spec.relay_fanout),
-        *("--heartbeat-timeout-s", spec.heartbeat_timeout_s),
-    )
-
-
-def worker_arguments(
-    spec: RuntimeSpec,
-    *,
-    worker_id: int,
-    host_name: str,
-    controller_address: str,
-    cache: Path | str,
-    run_dir: Path | str,
-    log_dir: Path | str,
-    first_device: int = 0,
-) -> tuple[object, ...]:
-    """A supervisor's command line. ``first_device``: of those that it may use, where hosts share a machine."""
-    return (
-        *("--controller", controller_address),
-        *("--worker-id", worker_id),
-        *("--name", host_name),
-        *("--devices-per-host", spec.devices_per_host),
-        *("--platform", spec.platform),
-        *("--compile-cache", cache),
-        *("--run-dir", run_dir),
-        *("--log-dir", log_dir),
-        *("--data-plane-encryption", spec.data_plane_encryption),
-        *(("--first-device", first_device) if spec.platform == CUDA else ()),
-        *(("--force-sockets",) if spec.force_sockets else ()),
-    )
 
 
 def describe_trouble(event: ComponentEvent) -> str | None:

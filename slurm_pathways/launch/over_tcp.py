@@ -10,6 +10,7 @@ from typing import Any
 
 from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments
 from slurm_pathways.launch.components import ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.local import (
     CONTROLLER,
@@ -17,8 +18,6 @@ from slurm_pathways.launch.local import (
     Client,
     LocalRuntime,
     StartupFailed,
-    controller_arguments,
-    proxy_arguments,
 )
 
 _HEAD = "127.0.0.1"

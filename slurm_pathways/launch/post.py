@@ -76,6 +76,9 @@ class WorkerEnded(msgspec.Struct, frozen=True, tag="ended"):
     returncode: int
 
 
+Answer = TaskFailed | WorkerEnded
+
+
 class Post:
     """The step that brings the other tasks word from the first."""
 
@@ -170,7 +173,7 @@ class LetterBox:
         """Tell the first task that this one's worker has ended; see ``decline``."""
         self._answer(WorkerEnded(component, returncode))
 
-    def _answer(self, answer: "TaskFailed | WorkerEnded") -> bool:
+    def _answer(self, answer: Answer) -> bool:
         """False: it is too long."""
         line = msgspec.json.encode(answer) + b"\n"
         if len(line) > select.PIPE_BUF:
@@ -185,7 +188,7 @@ class LetterBox:
         return True
 
 
-_ANSWERS_DECODER: "msgspec.json.Decoder[TaskFailed | WorkerEnded]" = msgspec.json.Decoder(TaskFailed | WorkerEnded)
+_ANSWERS_DECODER: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 class _Carrier:

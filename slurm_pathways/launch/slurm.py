@@ -18,8 +18,9 @@ from pathways_runtime.transport.credentials import FILE_NAME as CREDENTIALS_NAME
 from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
 from slurm_pathways.launch import agent, client_step, head_loss
+from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments, worker_arguments
 from slurm_pathways.launch.caretaker import remove_run
-from slurm_pathways.launch.client_environment import client_environment, component_environment
+from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.local import (
@@ -31,9 +32,6 @@ from slurm_pathways.launch.local import (
     Client,
     LocalRuntime,
     Modules,
-    controller_arguments,
-    proxy_arguments,
-    worker_arguments,
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
@@ -386,11 +384,6 @@ class SlurmRuntime(LocalRuntime):
         self._cancelling[-1].start()
 
     # The program
-
-    def environment(self, client: Client | None = None) -> dict[str, str]:
-        """The whole environment of the client's step."""
-        chosen = self._clients[0] if client is None else client
-        return client_environment(self._environ, chosen.address, self.run_dir)
 
     def signal_program(self, program: Program, number: int) -> None:
         """srun answers some signals by killing its step: the program gets these by way of the head's agent."""

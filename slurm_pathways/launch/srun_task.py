@@ -18,6 +18,7 @@ from typing import Any
 from pathways_runtime.transport.addresses import TcpAddress
 from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RUNS_VARIABLE, ConfigurationError, RuntimeSpec
+from slurm_pathways.launch.arguments import controller_arguments, worker_arguments
 from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
     ComponentEnded,
@@ -34,8 +35,6 @@ from slurm_pathways.launch.local import (
     LISTENING_EVENT,
     REAL_MODULES,
     LocalRuntime,
-    controller_arguments,
-    worker_arguments,
 )
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
