@@ -11,14 +11,13 @@ from typing import Any, cast
 
 from pathways_runtime.controller.coordinators import Coordinators
 from pathways_runtime.controller.gathering import Asked, Gathering
-from pathways_runtime.controller.relayed import PeerChannel, RelayConnection, RelayedChannel, encode_header
-from pathways_runtime.controller.streams import OperationStreams, Place
-from pathways_runtime.core import bitmaps
+from pathways_runtime.controller.peers import Peer, Peers
+from pathways_runtime.controller.relayed import RelayConnection, RelayedChannel
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import Event, PeerId
-from pathways_runtime.core.ids import HostIndex, SessionId, WorldId
+from pathways_runtime.core.ids import SessionId, WorldId
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport import addresses, streams
 from pathways_runtime.transport.frames import AsyncChannel, Buffer, Frame, FrameCodec, FrameError
@@ -40,25 +39,6 @@ _UNSENT_CHECK_S = 0.01
 _TICK_S = 0.1
 #: How long peers may take to end after Shutdown; then their connections are closed.
 _SHUTDOWN_GRACE_S = 3.0
-
-
-class _Peer:
-    """One connection. ``role`` is empty until Hello.
-
-    Attributes:
-        relay: set when it is a supervisor that is a relay; ``children`` are then those who have connected to it.
-    """
-
-    __slots__ = ("channel", "children", "label", "peer", "pid", "relay", "role")
-
-    def __init__(self, peer: PeerId) -> None:
-        self.peer = peer
-        self.role = ""
-        self.pid = 0
-        self.label = f"connection {peer}"
-        self.channel: PeerChannel = cast(PeerChannel, None)
-        self.relay: RelayConnection | None = None
-        self.children: dict[int, _Peer] = {}
 
 
 class Controller:
@@ -94,17 +74,12 @@ class Controller:
         self._announcements = announcements
         self._loop = asyncio.get_running_loop()
         self._codec: FrameCodec[AnyMessage] = FrameCodec(AnyMessage)
-        self._peers: dict[PeerId, _Peer] = {}
-        self._last_peer = 0
+        self._peers = Peers(topology.num_hosts)
+        self._streams = self._peers.streams
         self._coordinators = Coordinators(
             self._coordination_started, self._coordination_failed, _folder_beside(listen), network
         )
         self._host_key = local_host_key()
-        self._streams = OperationStreams(self._send_batch, self._send_batch_through, self._place_of)
-        #: The connection of the executor behind each virtual host.
-        self._executors: list[_Peer | None] = [None] * topology.num_hosts
-        #: Connections that executors are reached through, each once; None: to be found anew.
-        self._ways: list[PeerChannel | RelayConnection] | None = None
         self._dispatched: dict[SessionId, tuple[PeerId, int]] = {}
         self._is_flush_due = False
         self._is_holding_proxies = False
@@ -114,7 +89,7 @@ class Controller:
         self._failure: BaseException | None = None
         self._is_ending = False
         self._everyone_gone = asyncio.Event()
-        self._readers: dict[tuple[str, type[Any]], Callable[[_Peer, Any], None]] = {
+        self._readers: dict[tuple[str, type[Any]], Callable[[Peer, Any], None]] = {
             ("proxy", msg.SubmitBatch): self._read_submit_batch,
             ("proxy", msg.NameHosts): self._read_name_hosts,
             ("proxy", msg.Submit): self._read_submit,
@@ -211,15 +186,15 @@ class Controller:
         for _, gathering in self._gatherings.values():
             gathering.cancel()
         # Relays last, because they close when they are told.
-        for peer in sorted(self._peers.values(), key=lambda peer: peer.relay is not None):
+        for peer in sorted(self._peers.by_id.values(), key=lambda peer: peer.relay is not None):
             peer.channel.send(msg.Shutdown(reason))
-        if self._peers:
+        if self._peers.by_id:
             try:
                 await asyncio.wait_for(self._everyone_gone.wait(), _SHUTDOWN_GRACE_S)
             except TimeoutError:
-                names = ", ".join(peer.label for peer in self._peers.values())
+                names = ", ".join(peer.label for peer in self._peers.by_id.values())
                 logger.warning("still connected %g s after Shutdown: %s", _SHUTDOWN_GRACE_S, names)
-                for peer in self._peers.values():
+                for peer in self._peers.by_id.values():
                     peer.channel.close()
         # Last, as the end of a service aborts the executors that are connected to it.
         await self._coordinators.close()
@@ -254,18 +229,16 @@ class Controller:
     # Connections
 
     def _accept(self) -> AsyncChannel[AnyMessage]:
-        self._last_peer += 1
-        peer = _Peer(PeerId(self._last_peer))
+        peer = self._peers.add()
         channel = AsyncChannel(
             self._codec, functools.partial(self._received, peer), functools.partial(self._closed, peer)
         )
         peer.channel = channel
-        self._peers[peer.peer] = peer
         return channel
 
-    def _received(self, peer: _Peer, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:
+    def _received(self, peer: Peer, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:
         for frame in frames:
-            if peer.peer not in self._peers:
+            if peer.peer not in self._peers.by_id:
                 # Refused: what it sent behind is of no interest.
                 return
             message = frame.message
@@ -274,7 +247,7 @@ class Controller:
             else:
                 self._read(peer, message)
 
-    def _read(self, peer: _Peer, message: AnyMessage) -> None:
+    def _read(self, peer: Peer, message: AnyMessage) -> None:
         reader = self._readers.get((peer.role, type(message)))
         if reader is not None:
             reader(peer, message)
@@ -284,15 +257,13 @@ class Controller:
             role = peer.role or "peer that has not said hello"
             self._refuse(peer, f"a {role} must not send {type(message).__name__}")
 
-    def _received_from_child(self, relay: _Peer, number: int, header: Buffer) -> None:
+    def _received_from_child(self, relay: Peer, number: int, header: Buffer) -> None:
         child = relay.children.get(number)
         if child is None:
             assert relay.relay is not None
-            self._last_peer += 1
-            child = relay.children[number] = _Peer(PeerId(self._last_peer))
+            child = relay.children[number] = self._peers.add()
             child.channel = RelayedChannel(relay.relay, number)
-            self._peers[child.peer] = child
-        elif child.peer not in self._peers:
+        elif child.peer not in self._peers.by_id:
             return
         try:
             # A copy, as messages may keep views of their header.
@@ -305,89 +276,37 @@ class Controller:
         else:
             self._read(child, message)
 
-    def _closed(self, peer: _Peer, channel: AsyncChannel[AnyMessage], failure: Exception | None) -> None:
+    def _closed(self, peer: Peer, channel: AsyncChannel[AnyMessage], failure: Exception | None) -> None:
         # The core knows who is lost with a relay.
         for child in peer.children.values():
             self._drop(child)
         self._gone(peer, str(failure) if failure is not None else "closed")
 
-    def _drop(self, peer: _Peer) -> bool:
+    def _drop(self, peer: Peer) -> bool:
         """Forget a connection; whether it was known."""
-        was_known = self._peers.pop(peer.peer, None) is not None
-        self._take_off_streams(peer)
+        was_known = self._peers.remove(peer)
         for asker, gathering in list(self._gatherings.values()):
             gathering.drop(peer.peer)
             if asker == peer.peer:
                 gathering.cancel()
         return was_known
 
-    def _gone(self, peer: _Peer, reason: str) -> None:
+    def _gone(self, peer: Peer, reason: str) -> None:
         was_known = self._drop(peer)
         if self._is_ending:
-            if not self._peers:
+            if not self._peers.by_id:
                 self._everyone_gone.set()
         elif was_known or peer.role:
             if peer.role not in ("", "status"):
                 logger.info("%s is gone: %s", peer.label, reason)
             self._handle(ev.PeerClosed(peer.peer, reason, time.monotonic_ns()))
 
-    def _refuse(self, peer: _Peer, reason: str) -> None:
+    def _refuse(self, peer: Peer, reason: str) -> None:
         """Tell a peer why and close. Its ``PeerClosed`` follows."""
         logger.warning("%s is refused: %s", peer.label, reason)
         peer.channel.send(msg.Refused(reason))
         peer.channel.close()
-        self._peers.pop(peer.peer, None)
-        self._take_off_streams(peer)
-
-    def _take_off_streams(self, peer: _Peer) -> None:
-        if peer.role == "executor" and peer in self._executors:
-            self._executors[self._executors.index(peer)] = None
-            self._ways = None
-
-    def _send(self, peer: PeerId, message: AnyMessage) -> None:
-        """Send to a peer if it is there. To executors: behind the operations that went before."""
-        receiver = self._peers.get(peer)
-        if receiver is None:
-            return
-        if self._streams and receiver.role == "executor":
-            self._streams.flush()
-        receiver.channel.send(message)
-
-    def _send_to_all(self, peers: Sequence[PeerId], message: AnyMessage) -> None:
-        """Send the same to several executors: encoded once, and once per relay."""
-        if self._streams:
-            self._streams.flush()
-        header = encode_header(message)
-        masks: dict[PeerId, tuple[RelayConnection, int]] = {}
-        for peer in peers:
-            receiver = self._peers.get(peer)
-            if receiver is None:
-                continue
-            channel = receiver.channel
-            if isinstance(channel, RelayedChannel):
-                connection = channel.connection
-                mask = masks[connection.relay][1] if connection.relay in masks else 0
-                masks[connection.relay] = (connection, mask | 1 << channel.child)
-            else:
-                channel.send_header(header)
-        for connection, mask in masks.values():
-            connection.send_to(bitmaps.to_bytes(mask), header)
-
-    def _place_of(self, host: HostIndex) -> Place | None:
-        executor = self._executors[host]
-        if executor is None or not isinstance(executor.channel, RelayedChannel):
-            return None
-        return executor.channel.connection.relay, executor.channel.child
-
-    def _send_batch_through(self, relay: PeerId, bitmap: bytes, batch: bytes) -> None:
-        peer = self._peers.get(relay)
-        if peer is not None and peer.relay is not None:
-            peer.relay.send_to(bitmap, batch)
-
-    def _send_batch(self, host: HostIndex, batch: bytes) -> None:
-        executor = self._executors[host]
-        if executor is not None:
-            executor.channel.send_header(batch)
+        self._peers.remove(peer)
 
     def _flush_turn(self) -> None:
         self._is_flush_due = False
@@ -395,41 +314,22 @@ class Controller:
             self._streams.flush()
         dispatched, self._dispatched = self._dispatched, {}
         for session, (peer, count) in dispatched.items():
-            self._send(peer, msg.Dispatched(session, count))
-        if not self._is_holding_proxies and self._most_unsent_bytes() > _UNSENT_HIGH_BYTES:
+            self._peers.send(peer, msg.Dispatched(session, count))
+        if not self._is_holding_proxies and self._peers.most_unsent_bytes() > _UNSENT_HIGH_BYTES:
             self._is_holding_proxies = True
-            self._hold_proxies(True)
+            self._peers.hold_proxies(True)
             self._loop.call_later(_UNSENT_CHECK_S, self._release_proxies)
 
-    def _most_unsent_bytes(self) -> int:
-        if self._ways is None:
-            ways: dict[int, PeerChannel | RelayConnection] = {}
-            for executor in self._executors:
-                if executor is not None:
-                    channel = executor.channel
-                    way = channel.connection if isinstance(channel, RelayedChannel) else channel
-                    ways[id(way)] = way
-            self._ways = list(ways.values())
-        return max((way.unsent_bytes() for way in self._ways), default=0)
-
-    def _hold_proxies(self, is_held: bool) -> None:
-        for peer in self._peers.values():
-            if peer.role == "proxy":
-                if is_held:
-                    peer.channel.pause_reading()
-                else:
-                    peer.channel.resume_reading()
-
     def _release_proxies(self) -> None:
-        if self._most_unsent_bytes() > _UNSENT_LOW_BYTES:
+        if self._peers.most_unsent_bytes() > _UNSENT_LOW_BYTES:
             self._loop.call_later(_UNSENT_CHECK_S, self._release_proxies)
             return
         self._is_holding_proxies = False
-        self._hold_proxies(False)
+        self._peers.hold_proxies(False)
 
     # What peers say
 
-    def _read_hello(self, peer: _Peer, message: msg.Hello) -> None:
+    def _read_hello(self, peer: Peer, message: msg.Hello) -> None:
         if message.protocol_version != PROTOCOL_VERSION:
             self._refuse(peer, f"protocol version {message.protocol_version}; ours is {PROTOCOL_VERSION}")
         elif message.role not in ROLES:
@@ -438,16 +338,16 @@ class Controller:
             peer.role, peer.pid = message.role, message.pid
             peer.label = f"{message.role} with pid {message.pid}"
 
-    def _read_submit_batch(self, peer: _Peer, message: msg.SubmitBatch) -> None:
+    def _read_submit_batch(self, peer: Peer, message: msg.SubmitBatch) -> None:
         self._handle(ev.OperationsSubmitted(peer.peer, message.submits, time.monotonic_ns()))
 
-    def _read_name_hosts(self, peer: _Peer, message: msg.NameHosts) -> None:
+    def _read_name_hosts(self, peer: Peer, message: msg.NameHosts) -> None:
         self._handle(ev.HostsNamed(peer.peer, message.number, message.hosts))
 
-    def _read_submit(self, peer: _Peer, message: msg.Submit) -> None:
+    def _read_submit(self, peer: Peer, message: msg.Submit) -> None:
         self._handle(ev.OperationsSubmitted(peer.peer, (message,), time.monotonic_ns()))
 
-    def _read_compile_program(self, peer: _Peer, message: msg.CompileProgram) -> None:
+    def _read_compile_program(self, peer: Peer, message: msg.CompileProgram) -> None:
         self._handle(
             ev.ProgramRequested(
                 peer.peer,
@@ -460,20 +360,20 @@ class Controller:
             )
         )
 
-    def _read_attach(self, peer: _Peer, message: msg.Attach) -> None:
+    def _read_attach(self, peer: Peer, message: msg.Attach) -> None:
         self._handle(
             ev.SessionRequested(
                 peer.peer, message.client_name, message.client_pid, message.links_address, time.monotonic_ns()
             )
         )
 
-    def _read_detach(self, peer: _Peer, message: msg.Detach) -> None:
+    def _read_detach(self, peer: Peer, message: msg.Detach) -> None:
         self._handle(ev.SessionDetached(peer.peer, message.session))
 
-    def _read_host_changes_seen(self, peer: _Peer, message: msg.HostChangesSeen) -> None:
+    def _read_host_changes_seen(self, peer: Peer, message: msg.HostChangesSeen) -> None:
         self._handle(ev.HostChangesSeen(peer.peer, message.change))
 
-    def _read_register_worker(self, peer: _Peer, message: msg.RegisterWorker) -> None:
+    def _read_register_worker(self, peer: Peer, message: msg.RegisterWorker) -> None:
         peer.label = f"supervisor of {message.name}"
         self._handle(
             ev.WorkerRegistered(
@@ -486,35 +386,35 @@ class Controller:
             )
         )
 
-    def _read_executor_exited(self, peer: _Peer, message: msg.ExecutorExited) -> None:
+    def _read_executor_exited(self, peer: Peer, message: msg.ExecutorExited) -> None:
         self._handle(
             ev.ExecutorExited(message.worker, message.epoch, message.returncode, message.log_tail, time.monotonic_ns())
         )
 
-    def _read_relay_listening(self, peer: _Peer, message: msg.RelayListening) -> None:
+    def _read_relay_listening(self, peer: Peer, message: msg.RelayListening) -> None:
         # A supervisor's connection is its own: only executors are behind relays.
         peer.relay = RelayConnection(peer.peer, cast(AsyncChannel[AnyMessage], peer.channel))
         self._handle(ev.RelayListening(peer.peer, message.address))
 
-    def _read_children_acknowledge(self, peer: _Peer, message: msg.ChildrenAcknowledge) -> None:
+    def _read_children_acknowledge(self, peer: Peer, message: msg.ChildrenAcknowledge) -> None:
         self._handle(ev.ChildrenAcknowledged(peer.peer, message.completed, message.transfers_started, message.ready))
 
-    def _read_child_closed(self, peer: _Peer, message: msg.ChildClosed) -> None:
+    def _read_child_closed(self, peer: Peer, message: msg.ChildClosed) -> None:
         child = peer.children.pop(message.child, None)
         if child is not None:
             self._gone(child, message.reason)
 
-    def _read_relay_backlog(self, peer: _Peer, message: msg.RelayBacklog) -> None:
+    def _read_relay_backlog(self, peer: Peer, message: msg.RelayBacklog) -> None:
         if peer.relay is not None:
             peer.relay.backlog_bytes = message.unsent_bytes
 
-    def _read_heartbeat(self, peer: _Peer, message: msg.Heartbeat) -> None:
+    def _read_heartbeat(self, peer: Peer, message: msg.Heartbeat) -> None:
         self._handle(ev.HeartbeatReceived(peer.peer, time.monotonic_ns()))
         if peer.role == "supervisor":
             # So that it knows whether it is cut off.
             peer.channel.send(message)
 
-    def _read_register_executor(self, peer: _Peer, message: msg.RegisterExecutor) -> None:
+    def _read_register_executor(self, peer: Peer, message: msg.RegisterExecutor) -> None:
         peer.label = f"executor of worker {message.worker}"
         channel = peer.channel
         self._handle(
@@ -535,16 +435,16 @@ class Controller:
             )
         )
 
-    def _read_acknowledge(self, peer: _Peer, message: msg.Acknowledge) -> None:
+    def _read_acknowledge(self, peer: Peer, message: msg.Acknowledge) -> None:
         self._handle(ev.Acknowledged(peer.peer, message.launches_completed, message.transfers_started))
 
-    def _read_world_formed(self, peer: _Peer, message: msg.WorldFormed) -> None:
+    def _read_world_formed(self, peer: Peer, message: msg.WorldFormed) -> None:
         self._handle(ev.MemberFormed(peer.peer, message.world, message.failure, time.monotonic_ns()))
 
-    def _read_world_left(self, peer: _Peer, message: msg.WorldLeft) -> None:
+    def _read_world_left(self, peer: Peer, message: msg.WorldLeft) -> None:
         self._handle(ev.MemberLeft(peer.peer, message.world))
 
-    def _read_compiled(self, peer: _Peer, message: msg.Compiled) -> None:
+    def _read_compiled(self, peer: Peer, message: msg.Compiled) -> None:
         logger.info(
             "%s: program %d of session %d %s in %.3f s%s",
             peer.label,
@@ -558,29 +458,28 @@ class Controller:
             ev.MemberCompiled(peer.peer, message.session, message.executable, message.metadata, message.failure)
         )
 
-    def _read_operation_failed(self, peer: _Peer, message: msg.OperationFailed) -> None:
+    def _read_operation_failed(self, peer: Peer, message: msg.OperationFailed) -> None:
         self._handle(ev.MemberFailed(peer.peer, message.session, message.op_id, message.handles, message.failure))
 
-    def _read_status_request(self, peer: _Peer, message: msg.StatusRequest) -> None:
+    def _read_status_request(self, peer: Peer, message: msg.StatusRequest) -> None:
         self._last_request += 1
         request = self._last_request
-        asked = {other.peer: Asked(other.label, None) for other in self._peers.values() if other.role == "proxy"}
-        for host, executor in enumerate(self._executors):
-            if executor is not None:
-                asked[executor.peer] = Asked(executor.label, HostIndex(host))
+        asked = {proxy.peer: Asked(proxy.label, None) for proxy in self._peers.proxies()}
+        for host, executor in self._peers.executors():
+            asked[executor.peer] = Asked(executor.label, host)
 
         def finish(report: dict[str, Any]) -> None:
             del self._gatherings[request]
-            self._send(peer.peer, msg.StatusReply(message.request, report))
+            self._peers.send(peer.peer, msg.StatusReply(message.request, report))
 
         self._gatherings[request] = (
             peer.peer,
             Gathering(self._core.report(time.monotonic_ns()), asked, finish),
         )
         for other in asked:
-            self._send(other, msg.StatusRequest(request))
+            self._peers.send(other, msg.StatusRequest(request))
 
-    def _read_status_reply(self, peer: _Peer, message: msg.StatusReply) -> None:
+    def _read_status_reply(self, peer: Peer, message: msg.StatusReply) -> None:
         entry = self._gatherings.get(message.request)
         if entry is not None:
             entry[1].add(peer.peer, message.report)
@@ -607,22 +506,24 @@ class Controller:
 
     def _perform_report_failed(self, instruction: ins.ReportFailed) -> None:
         failed = msg.OperationFailed(instruction.session, instruction.op_id, instruction.handles, instruction.failure)
-        self._send(instruction.peer, failed)
+        self._peers.send(instruction.peer, failed)
 
     def _perform_start_executor(self, instruction: ins.StartExecutor) -> None:
-        self._send(instruction.peer, msg.StartExecutor(instruction.epoch, instruction.relay_address))
+        self._peers.send(instruction.peer, msg.StartExecutor(instruction.epoch, instruction.relay_address))
 
     def _perform_start_relay(self, instruction: ins.StartRelay) -> None:
-        self._send(instruction.peer, msg.StartRelay())
+        self._peers.send(instruction.peer, msg.StartRelay())
 
     def _perform_report_ready(self, instruction: ins.ReportReady) -> None:
-        self._send(instruction.peer, msg.ReadyOnHosts(instruction.session, instruction.wait_id, instruction.hosts))
+        self._peers.send(
+            instruction.peer, msg.ReadyOnHosts(instruction.session, instruction.wait_id, instruction.hosts)
+        )
 
     def _perform_stop_executor(self, instruction: ins.StopExecutor) -> None:
-        self._send(instruction.peer, msg.StopExecutor(instruction.epoch))
+        self._peers.send(instruction.peer, msg.StopExecutor(instruction.epoch))
 
     def _perform_refuse(self, instruction: ins.Refuse) -> None:
-        peer = self._peers.get(instruction.peer)
+        peer = self._peers.by_id.get(instruction.peer)
         if peer is not None:
             self._refuse(peer, instruction.reason)
 
@@ -630,24 +531,22 @@ class Controller:
         addresses = tuple(map(_address_of, instruction.all))
         self._streams.forget_routes()
         for bound in instruction.executors:
-            peer = self._peers.get(bound.peer)
+            peer = self._peers.by_id.get(bound.peer)
             if peer is not None:
                 peer.label = f"executor of host {bound.host} ({bound.name})"
-                self._executors[bound.host] = peer
-                self._ways = None
-                self._send(bound.peer, msg.Bind(bound.host, self._topology, addresses))
+                self._peers.bind(bound.host, peer)
+                self._peers.send(bound.peer, msg.Bind(bound.host, self._topology, addresses))
 
     def _perform_lose_peer(self, instruction: ins.LosePeer) -> None:
-        self._send_to_all(instruction.peers, msg.PeerLost(instruction.host, instruction.failure))
+        self._peers.send_to_all(instruction.peers, msg.PeerLost(instruction.host, instruction.failure))
 
     def _perform_replace_peer(self, instruction: ins.ReplacePeer) -> None:
-        self._send_to_all(instruction.peers, msg.PeerReplaced(_address_of(instruction.bound)))
+        self._peers.send_to_all(instruction.peers, msg.PeerReplaced(_address_of(instruction.bound)))
 
     def _perform_change_host(self, instruction: ins.ChangeHost) -> None:
         state = msg.HostState(instruction.host, instruction.worker, instruction.name, instruction.failure)
-        for peer in self._peers.values():
-            if peer.role == "proxy":
-                peer.channel.send(msg.HostChanged(state, instruction.change))
+        for proxy in self._peers.proxies():
+            proxy.channel.send(msg.HostChanged(state, instruction.change))
 
     def _perform_start_coordination(self, instruction: ins.StartCoordination) -> None:
         # Not from within: a failure to start is an event, and the core is still being handled.
@@ -657,7 +556,7 @@ class Controller:
         self._loop.call_soon(self._coordinators.stop, instruction.world)
 
     def _perform_form_member(self, instruction: ins.FormMember) -> None:
-        self._send(
+        self._peers.send(
             instruction.peer,
             msg.FormWorld(
                 instruction.world, instruction.coordinator_address, self._host_key, instruction.rank, instruction.hosts
@@ -665,7 +564,7 @@ class Controller:
         )
 
     def _perform_leave_world(self, instruction: ins.LeaveWorld) -> None:
-        self._send_to_all(instruction.peers, msg.LeaveWorld(instruction.world, instruction.failure))
+        self._peers.send_to_all(instruction.peers, msg.LeaveWorld(instruction.world, instruction.failure))
 
     def _perform_compile_member(self, instruction: ins.CompileMember) -> None:
         message = msg.Compile(
@@ -677,17 +576,17 @@ class Controller:
             instruction.devices,
             instruction.wants_metadata,
         )
-        self._send_to_all(instruction.peers, message)
+        self._peers.send_to_all(instruction.peers, message)
 
     def _perform_report_compiled(self, instruction: ins.ReportCompiled) -> None:
-        self._send(
+        self._peers.send(
             instruction.peer,
             msg.ProgramCompiled(instruction.session, instruction.executable, instruction.metadata, instruction.failure),
         )
 
     def _perform_accept_session(self, instruction: ins.AcceptSession) -> None:
         hosts = tuple(msg.HostState(b.host, b.worker, b.name, b.failure) for b in instruction.hosts)
-        self._send(
+        self._peers.send(
             instruction.peer,
             msg.Attached(
                 instruction.session,
@@ -701,14 +600,14 @@ class Controller:
 
     def _perform_open_session(self, instruction: ins.OpenSession) -> None:
         message = msg.OpenSession(instruction.session, instruction.links_address, instruction.change)
-        self._send_to_all(instruction.peers, message)
+        self._peers.send_to_all(instruction.peers, message)
 
     def _perform_close_session(self, instruction: ins.CloseSession) -> None:
         self._dispatched.pop(instruction.session, None)
-        self._send_to_all(instruction.peers, msg.CloseSession(instruction.session))
+        self._peers.send_to_all(instruction.peers, msg.CloseSession(instruction.session))
 
     def _perform_end_session(self, instruction: ins.EndSession) -> None:
-        self._send(instruction.peer, msg.SessionEnded(instruction.session, instruction.failure))
+        self._peers.send(instruction.peer, msg.SessionEnded(instruction.session, instruction.failure))
 
     def _perform_announce(self, instruction: ins.Announce) -> None:
         logger.info("event=%s %s", instruction.event, " ".join(f"{k}={v!r}" for k, v in instruction.fields.items()))
