@@ -413,7 +413,7 @@ class Dispatcher:
         return made
 
     def _not_made(self, instruction: MakeArray | ShareShards, failure: Exception) -> Instructions:
-        status = failure.status if isinstance(failure, StatusError) else pjrt.status_of(failure)
+        status = pjrt.status_of(failure)
         return self._take(ArrayFailed(instruction.session, instruction.op_id, instruction.array, status))
 
     def _forget_transfers(self, instruction: ForgetTransfers) -> None:

@@ -1,4 +1,5 @@
-"""The adapter to jaxlib: nothing but this module and ``mlir`` (programs before they are compiled) uses its private API.
+"""The adapter to jaxlib: of an executor, nothing but this module, ``mlir`` (programs before they are compiled) and
+``profiler`` (traces) uses its private API.
 
 XLA reads the size of its thread pool from the environment when it is loaded, so ``worker.environment`` must have
 prepared the process before this module is imported. Everything here was measured with jax 0.10.2. Where supported
@@ -28,7 +29,7 @@ from jaxlib import _jax, lapack, xla_client
 
 from pathways_runtime.core.dtype import DTYPE_OF_NUMPY, DType
 from pathways_runtime.core.sharding import Shape
-from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.status import Code, Status, StatusError
 from pathways_runtime.worker import gpu, mlir
 
 try:
@@ -668,7 +669,12 @@ _CALLBACK_FAILED = re.compile(
 
 
 def status_of(failure: BaseException) -> Status:
-    """The first cause in what jaxlib raised: ``<CODE>: message``, without what PJRT wrapped around it."""
+    """The first cause in what jaxlib raised: ``<CODE>: message``, without what PJRT wrapped around it.
+
+    A ``StatusError`` says its own.
+    """
+    if isinstance(failure, StatusError):
+        return failure.status
     text = str(failure)
     callback = _CALLBACK_FAILED.search(text)
     if callback is not None:

@@ -91,13 +91,9 @@ class Storage:
             raise error(Code.DEADLINE_EXCEEDED, f"{what} on {self._name} took longer than {timeout_s:g} s")
 
     def _status_of(self, failure: Exception) -> Status:
-        match failure:
-            case StatusError():
-                return failure.status
-            case OSError():
-                return Status(Code.FAILED_PRECONDITION, f"{failure} (on {self._name})")
-            case _:
-                return pjrt.status_of(failure)
+        if isinstance(failure, OSError):
+            return Status(Code.FAILED_PRECONDITION, f"{failure} (on {self._name})")
+        return pjrt.status_of(failure)
 
     def written(self, instruction: StoreTiles, failure: Exception | None) -> None:
         """All tiles are on the disk, or one is not."""

@@ -17,7 +17,7 @@ import jax
 
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, SessionId
-from pathways_runtime.core.status import Code, Status, StatusError
+from pathways_runtime.core.status import Code, Status, StatusError, error
 from pathways_runtime.core.worker.arrays import LocalArray, Program, first_failure
 from pathways_runtime.core.worker.events import CallReturned, Event, ReadTaken
 from pathways_runtime.core.worker.instructions import CountCall, ForgetFunction, MakeCall
@@ -138,7 +138,7 @@ class PythonProcesses:
         while True:
             with self._lock:
                 if state.is_over:
-                    raise StatusError(Status(Code.CANCELLED, f"session {session} is over"))
+                    raise error(Code.CANCELLED, f"session {session} is over")
                 process = state.process
             if process is None:
                 process = self._start(session)
@@ -161,8 +161,8 @@ class PythonProcesses:
         try:
             return Process(self._place, session, next(self._process_numbers))
         except OSError as failure:
-            raise StatusError(
-                Status(Code.INTERNAL, f"no Python process can be started on {self._place.name}: {failure}")
+            raise error(
+                Code.INTERNAL, f"no Python process can be started on {self._place.name}: {failure}"
             ) from failure
 
     def forget(self, instruction: ForgetFunction) -> None:
@@ -225,10 +225,8 @@ class PythonProcesses:
                 values = tuple(
                     self._value(array, result, by_handle[array.handle]) for array, result in instruction.results
                 )
-            except (pjrt.PjrtError, ValueError) as raised:
+            except (pjrt.PjrtError, ValueError, StatusError) as raised:
                 failure = pjrt.status_of(raised)
-            except StatusError as raised:
-                failure = raised.status
         if failure is not None:
             self._fail(instruction, failure)
             return
@@ -313,13 +311,11 @@ def _check_origin(program: FunctionProgram, host_name: str) -> None:
     here = Origin(platform.python_version(), jax.__version__, (), False)
     if origin is None or (_minor(origin.python), origin.jax) == (_minor(here.python), here.jax):
         return
-    raise StatusError(
-        Status(
-            Code.FAILED_PRECONDITION,
-            f"colocated Python cannot run {program.name}: the client has Python {origin.python} and jax {origin.jax}, "
-            f"but host {host_name} has Python {here.python} and jax {here.jax}. Both ends need the same Python "
-            "(x.y) and the same jax: start the client, or the runtime, from the other's environment",
-        )
+    raise error(
+        Code.FAILED_PRECONDITION,
+        f"colocated Python cannot run {program.name}: the client has Python {origin.python} and jax {origin.jax}, "
+        f"but host {host_name} has Python {here.python} and jax {here.jax}. Both ends need the same Python "
+        "(x.y) and the same jax: start the client, or the runtime, from the other's environment",
     )
 
 
