@@ -319,13 +319,16 @@ class Executor:
             if time.monotonic() > deadline_s:
                 # The end of the process is what frees it on any hardware. The supervisor starts another one.
                 raise RuntimeError(f"programs do not end although a member of their world is lost: {failure.message}")
-            time.sleep(_FREE_POLL_S)
+            # A program may have come to its collective only now, and nobody says so.
+            if self._ended.wait(_FREE_POLL_S):
+                return
             world.cut_collectives()
         with self._worlds_lock:
             self._worlds.pop(world.id, None)
         dispatcher.forget_world(world)
         world.disconnect()
         self._send(WorldLeft(self._config.worker, world.id))
+        # On another thread: this one refers to the world until it ends.
         threading.Thread(target=self._let_go, args=(weakref.ref(world),), name="let go", daemon=True).start()
 
     def _let_go(self, left: "weakref.ref[worlds.World]") -> None:

@@ -30,7 +30,7 @@ class _Compilation:
     """A program that is being compiled.
 
     Attributes:
-        failure: the first question that was not answered.
+        failure: of the last question that was not answered.
     """
 
     def __init__(self, call: Call) -> None:
@@ -81,7 +81,10 @@ def _register() -> None:
 
 
 def _ask(whom: bytes, question: Question) -> Answer | None:
-    """None if it was not answered; then ``asking`` raises. XLA ends the process where its question raises."""
+    """None if it was not answered; what a function failed with, ``asking`` raises.
+
+    Raises nothing: XLA ends the process where a question about a sharding does.
+    """
     try:
         function = whom_to_ask(whom)
         with _lock:
@@ -94,6 +97,7 @@ def _ask(whom: bytes, question: Question) -> Answer | None:
         assert answer is not None, "an answer is an array"
         return answer_of(answer)
     except Exception as failed:
+        # Whatever a client's answer brings about in parsers, too.
         reason = str(failed) if isinstance(failed, CallbackFailed) else f"INTERNAL: {failed!r}"
         code, _, text = reason.partition(": ")
         compilation.failure = f"{code}: a Python function that the compiler asked about {question.about} failed: {text}"

@@ -155,7 +155,7 @@ class DataPlane:
         )
         try:
             connection.sendall(messages.encode_tunnel(number))
-            answer = _receive(connection, messages.NOTICE.size, f"host {host}")
+            answer = _receive_all(connection, messages.NOTICE.size, f"host {host}")
             if answer != messages.NOTICE.pack(messages.OPENED, number):
                 raise ConnectionError(f"host {host} refuses a tunnel to {number}")
         except BaseException:
@@ -304,9 +304,11 @@ class DataPlane:
         return [host for host, link in self._links.items() if link.address == address]
 
 
-def _receive(connection: Connection, size: int, peer: str) -> bytes:
-    """Raises:
-    OSError: the connection is broken, or they did not come in time.
+def _receive_all(connection: Connection, size: int, peer: str) -> bytes:
+    """So many bytes, and not one of what follows.
+
+    Raises:
+        OSError: the connection is broken, or they did not come in time.
     """
     received = b""
     poll = select.poll()

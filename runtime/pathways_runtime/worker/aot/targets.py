@@ -1,5 +1,6 @@
 """What can be compiled for: the names of topologies and what they say. Imports nothing of JAX."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -102,8 +103,6 @@ def _tpu(name: str, edges: list[int]) -> Target | None:
         is_allowed = is_large or shape in _SMALL_BLOCKS
     if not is_allowed:
         return None
-    num_chips = 1
-    for edge in edges:
-        num_chips *= edge
+    num_chips = math.prod(edges)
     chips_per_host = min(num_chips, _CHIPS_PER_HOST)
     return Target(f"{name}:{shape}", "tpu", num_chips // chips_per_host, chips_per_host * kind.devices_per_chip)
