@@ -1,6 +1,6 @@
 """What one host holds of arrays and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -77,3 +77,15 @@ def first_failure(arrays: Sequence[LocalArray]) -> Status | None:
         if array.failure is not None:
             return array.failure
     return None
+
+
+def hold(arrays: Iterable[LocalArray]) -> None:
+    """Count one who will read each of these. From its receipt on: while it waits for one, another must not be lost."""
+    for array in arrays:
+        array.num_readers += 1
+
+
+def release(arrays: Iterable[LocalArray]) -> None:
+    """One who was counted has taken what it reads of each of these, or will not read them after all."""
+    for array in arrays:
+        array.num_readers -= 1

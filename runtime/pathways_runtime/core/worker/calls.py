@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from pathways_runtime.core.operations import CallFunction, ShardedResult
 from pathways_runtime.core.status import Code, Status
-from pathways_runtime.core.worker.arrays import LocalArray, Program, first_failure
+from pathways_runtime.core.worker.arrays import LocalArray, Program, first_failure, hold, release
 from pathways_runtime.core.worker.events import CallReturned
 from pathways_runtime.core.worker.instructions import CountCall, ForgetFunction, Instruction, MakeCall, Report
 from pathways_runtime.core.worker.sessions import Session, WaitingOperation
@@ -64,8 +64,7 @@ class Calls:
         """A call is the last one of its stream now. ``begin`` follows once its arguments are settled."""
         arguments = tuple([session.arrays.get(handle) for handle in operation.arguments])
         here = tuple([argument for argument in arguments if argument is not None])
-        for array in here:
-            array.num_readers += 1
+        hold(here)
         call = PendingCall(session.programs.get(operation.executable), arguments, tuple(results))
         waiting = WaitingOperation(session, operation, here, now_ns, call)
         session.calls.setdefault(operation.stream, deque()).append(waiting)
@@ -118,8 +117,7 @@ class Calls:
             )
             return
         assert failure is not None
-        for array in waiting.arrays:
-            array.num_readers -= 1
+        release(waiting.arrays)
         self._fail_results(session, operation, call.results, failure, out)
 
     def _fail_results(

@@ -12,11 +12,11 @@ stand-in and the results are failures, because the other hosts would wait for th
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from pathways_runtime.core.dtype import DType
-from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, SessionId
+from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, SessionId
 from pathways_runtime.core.operations import (
     Alias,
     Await,
@@ -39,7 +39,8 @@ from pathways_runtime.core.sharding import box_shape, num_elements
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.stored import writers
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure
+from pathways_runtime.core.worker import figures
+from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure, hold, release
 from pathways_runtime.core.worker.calls import Calls
 from pathways_runtime.core.worker.events import (
     ArrayFailed,
@@ -315,7 +316,7 @@ class WorkerCore:
             array = self._add_array(session, result, places)
             sources = tuple([self._shard(session, handles[place], result.devices[place]) for place in places])
             arrays = tuple([source.array for source in sources])
-            _hold(arrays)
+            hold(arrays)
             waiting = WaitingOperation(session, operation, arrays, now_ns, AliasSubject(array, result, sources))
             self._when_settled(waiting, out)
 
@@ -325,7 +326,7 @@ class WorkerCore:
         op_id = waiting.operation.op_id
         failure = first_failure(waiting.arrays)
         if array.failure is not None or failure is not None:
-            _release(waiting.arrays)
+            release(waiting.arrays)
             if array.failure is None and failure is not None:
                 out.append(Report(waiting.session.id, op_id, (array.handle,), failure))
                 self._fail(array, failure, out)
@@ -356,12 +357,12 @@ class WorkerCore:
                 self._collect(assembly, out)
         if outgoing:
             arrays = tuple([source.array for _, source in outgoing])
-            _hold(arrays)
+            hold(arrays)
             self._when_settled(WaitingOperation(session, operation, arrays, now_ns, tuple(outgoing)), out)
 
     def _collect(self, assembly: TransferAssembly, out: Instructions) -> None:
         session = assembly.session
-        _hold(assembly.sources())
+        hold(assembly.sources())
         for parts in assembly.parts:
             for part in parts:
                 if part.source is None:
@@ -384,7 +385,7 @@ class WorkerCore:
             parts = tuple([tuple([self._part(part) for part in parts]) for parts in assembly.parts])
             out.append(AssembleArray(assembly.session.id, assembly.op_id, array, assembly.result, parts))
             return
-        _release(sources)
+        release(sources)
         if array.failure is None and failure is not None:
             out.append(Report(assembly.session.id, assembly.op_id, (array.handle,), failure))
             self._fail(array, failure, out)
@@ -419,7 +420,7 @@ class WorkerCore:
             if failure is None:
                 pieces.append(OutgoingPiece(index, target, num_bytes, source, move.source_box, None))
             else:
-                _release((source.array,))
+                release((source.array,))
                 pieces.append(OutgoingPiece(index, target, num_bytes, None, None, failure))
         out.append(SendPieces(waiting.session.id, operation.op_id, tuple(pieces)))
 
@@ -484,7 +485,7 @@ class WorkerCore:
                 del session.wanted_pieces[key]
                 dropped[id(assembly)] = assembly
         for assembly in dropped.values():
-            _release(assembly.sources())
+            release(assembly.sources())
 
     # Traces and files
 
@@ -505,7 +506,7 @@ class WorkerCore:
             if not chosen and self.topology.host_of(target.sharding.devices[0]) == self.host:
                 tiles.append(Tile(target, (), True, None))
         arrays = tuple([tile.source.array for tile in tiles if tile.source is not None])
-        _hold(arrays)
+        hold(arrays)
         self._when_settled(WaitingOperation(session, operation, arrays, now_ns, tuple(tiles)), out)
 
     def _store(self, waiting: WaitingOperation, out: Instructions) -> None:
@@ -513,7 +514,7 @@ class WorkerCore:
         assert isinstance(operation, WriteArrays)
         failure = first_failure(waiting.arrays)
         if failure is not None or not waiting.subject:
-            _release(waiting.arrays)
+            release(waiting.arrays)
             out.append(AnswerAwait(waiting.session.id, operation.wait_id, failure))
             return
         arrays = waiting.arrays
@@ -569,8 +570,7 @@ class WorkerCore:
 
     @staticmethod
     def _read_taken(event: ReadTaken, _: Instructions) -> None:
-        for array in event.arrays:
-            array.num_readers -= 1
+        release(event.arrays)
 
     def _fail(self, array: LocalArray, failure: Status, out: Instructions) -> None:
         array.failure = failure
@@ -621,33 +621,9 @@ class WorkerCore:
         """Arrays per session."""
         return {session.id: len(session.arrays) for session in self.sessions.values()}
 
-    def waiting(self) -> list[tuple[SessionId, OpId, str, str, int]]:
-        """What waits, the oldest first: (session, op id, what, for what, since when on the shell's clock)."""
-        found: list[tuple[SessionId, OpId, str, str, int]] = []
-        for launch in self._unfinished_launches():
-            pending = [str(argument.handle) for argument in launch.arguments if argument.is_pending]
-            reason = f"arrays {', '.join(pending)}" if pending else "its turn"
-            found.append((launch.session, launch.op_id, "launch", reason, launch.received_ns))
-        for session in self.sessions.values():
-            for waiting in session.waiting:
-                pending = [str(array.handle) for array in waiting.arrays if array.is_pending]
-                what = type(waiting.operation).__name__.lower()
-                reason = f"arrays {', '.join(pending)}"
-                found.append((session.id, waiting.operation.op_id, what, reason, waiting.received_ns))
-            buffers = {id(a): a for assemblies in session.wanted_buffers.values() for a in assemblies}
-            for buffer_assembly in buffers.values():
-                reason = f"{buffer_assembly.missing} host buffers from the proxy"
-                found.append((session.id, buffer_assembly.op_id, "makearrays", reason, buffer_assembly.received_ns))
-            for assembly in {id(a): a for a, _ in session.wanted_pieces.values()}.values():
-                hosts = {
-                    self.topology.host_of(part.move.source_device)
-                    for parts in assembly.parts
-                    for part in parts
-                    if part.source is None and part.payload is None
-                }
-                reason = f"bytes from hosts {', '.join(map(str, sorted(hosts)))}"
-                found.append((session.id, assembly.op_id, "transfer", reason, assembly.received_ns))
-        return sorted(found, key=lambda entry: entry[4])
+    def waiting(self) -> list[figures.Waiting]:
+        """What waits, the oldest first; see ``core.worker.figures``."""
+        return figures.waiting(self._unfinished_launches(), self.sessions.values(), self.topology)
 
     def check_invariants(self) -> None:
         """What holds between events.
@@ -655,38 +631,7 @@ class WorkerCore:
         Raises:
             AssertionError: naming what does not hold.
         """
-        if self.enqueuing is None and self.launches:
-            head = self.launches[0]
-            assert head.missing, f"{head} could be enqueued and is not"
-        for launch in self.launches:
-            pending = sum(argument.is_pending for argument in launch.arguments)
-            assert launch.missing == pending, f"{launch} counts {launch.missing} missing arguments of {pending}"
-        for session in self.sessions.values():
-            for handle, array in session.arrays.items():
-                assert array.handle == handle, f"{array} is stored as {handle}"
-                assert array.is_pending or not array.waiters, f"{array} is settled and has waiters"
-                assert array.num_readers >= 0, f"{array} has {array.num_readers} readers"
-                assert array.value is None or array.failure is None, f"{array} is both present and failed"
-            for waiting in session.waiting:
-                assert waiting.missing, f"{waiting.operation} waits for nothing"
-                assert any(array.is_pending for array in waiting.arrays), (
-                    f"{waiting.operation} waits for settled arrays"
-                )
-            assert not session.wanted_buffers.keys() & session.early_buffers.keys(), "a wanted buffer lies unused"
-            for stream, calls in session.calls.items():
-                assert calls and calls[0].missing, f"the first call of stream {stream} could begin and has not"
-
-
-def _hold(arrays: Iterable[LocalArray]) -> None:
-    """Count one who will read each of these. From its receipt on: while it waits for one, another must not be lost."""
-    for array in arrays:
-        array.num_readers += 1
-
-
-def _release(arrays: Iterable[LocalArray]) -> None:
-    """Nobody reads these after all."""
-    for array in arrays:
-        array.num_readers -= 1
+        figures.check_invariants(self.launches, self.enqueuing, self.sessions.values())
 
 
 def _num_bytes(move: Move, result: ShardedResult) -> int:
