@@ -369,9 +369,10 @@ class Membership:
             host.worker, host.is_joining = worker, True
             self._bind(worker, host.index, out)
             self._relays.forget_selections()
-            (its_own,) = (bound for bound in self._bound_executors() if bound.host == host.index)
-            out.append(BindExecutors((its_own,), self._bound_executors()))
-            others = tuple(bound.peer for bound in self._bound_executors() if bound.host != host.index)
+            everybody = self._bound_executors()
+            (its_own,) = (bound for bound in everybody if bound.host == host.index)
+            out.append(BindExecutors((its_own,), everybody))
+            others = tuple(bound.peer for bound in everybody if bound is not its_own)
             out.append(ReplacePeer(others, its_own))
             findings.append(HostJoining(host.index))
         return findings
