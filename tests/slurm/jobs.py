@@ -47,6 +47,11 @@ class Job:
         assert shown.returncode == 0, shown.stderr
         return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
 
+    def nodes(self) -> list[str]:
+        """The names of its nodes, in the order of the allocation, which is that of worker ids."""
+        listed = self.sandbox.run(["scontrol", "show", "hostnames", self.fields()["NodeList"]], COMMAND_TIMEOUT_S)
+        return listed.stdout.split()
+
     def wait(self) -> str:
         """Until it has ended; its exit code and signal, as in ``3:0``."""
         self.until(lambda: self.fields()["JobState"] in ENDED, "has not ended", JOB_TIMEOUT_S)
@@ -88,14 +93,19 @@ def commands(sandbox: Sandbox) -> Iterator[tuple[int, list[str]]]:
             continue
 
 
-def kill_worker(sandbox: Sandbox, worker_id: int) -> None:
-    """Kill a supervisor, and with it its executor."""
+def supervisor_of(sandbox: Sandbox, worker_id: int) -> int:
+    """The process id of a worker's supervisor."""
     [supervisor] = [
         pid
         for pid, argv in commands(sandbox)
         if "pathways_runtime.worker" in argv and argv[argv.index("--worker-id") + 1] == str(worker_id)
     ]
-    os.kill(supervisor, signal.SIGKILL)
+    return supervisor
+
+
+def kill_worker(sandbox: Sandbox, worker_id: int) -> None:
+    """Kill a supervisor, and with it its executor."""
+    os.kill(supervisor_of(sandbox, worker_id), signal.SIGKILL)
 
 
 def processes_of(runs_root: Path) -> list[list[str]]:

@@ -54,9 +54,7 @@ def test_functions_run_on_the_nodes_and_end_with_the_job(
         4, f"exec {COMMAND} run -q --slices 2 --hosts-per-slice 2 --devices-per-host 2 -- {sys.executable} {program}"
     )
     job.until_said("sum 36\n")
-    nodes = sorted(
-        sandbox.run(["scontrol", "show", "hostnames", job.fields()["NodeList"]], COMMAND_TIMEOUT_S).stdout.split()
-    )
+    nodes = sorted(job.nodes())
     assert len(nodes) == 4
     assert f"nodes {[node for node in nodes for _ in range(2)]}\n" in job.said()
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
 
-from .jobs import COMMAND, COMMAND_TIMEOUT_S, Job, Submit, commands, remove_kept_logs, until_gone
+from .jobs import COMMAND, Job, Submit, commands, kill_worker, remove_kept_logs, supervisor_of, until_gone
 
 pytestmark = [pytest.mark.usefixtures("mended_sandbox", "no_leaks"), pytest.mark.timeout(300)]
 
@@ -72,15 +72,9 @@ def _answer(job: Job) -> dict[str, Any]:
     return answer
 
 
-def _workers(sandbox: Sandbox, worker: int, module: str = "pathways_runtime.worker") -> list[int]:
-    return [
-        pid for pid, argv in commands(sandbox) if module in argv and argv[argv.index("--worker-id") + 1] == str(worker)
-    ]
-
-
 def test_a_node_is_killed_and_the_spare_takes_its_place(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
     """Its slurmd, its steps and its network are gone at once, and nobody says so."""
-    nodes = _nodes(sandbox, job)
+    nodes = job.nodes()
     sandbox.kill_node(int(nodes[1].removeprefix("node")))
     assert job.wait() == "5:0", job.said()
     failure = _answer(job)["failure"]
@@ -95,9 +89,8 @@ def test_a_node_is_killed_and_the_spare_takes_its_place(job: Job, sandbox: Sandb
 
 
 def test_a_supervisor_is_killed_and_started_again_on_its_node(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
-    nodes = _nodes(sandbox, job)
-    [first] = _workers(sandbox, 1)
-    os.kill(first, signal.SIGKILL)
+    nodes = job.nodes()
+    kill_worker(sandbox, 1)
     assert job.wait() == "5:0", job.said()
     assert "its supervisor's connection is gone" in _answer(job)["failure"]
     assert re.search(rf"worker-1 \({nodes[1]}\) was killed by signal 9 .*; it is started again\n", job.said()), (
@@ -110,7 +103,7 @@ def test_a_supervisor_is_killed_and_started_again_on_its_node(job: Job, sandbox:
 
 def test_a_job_whose_first_node_is_killed_ends(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
     """Its script and its controller are gone, and Slurm would keep it until its time limit."""
-    nodes = _nodes(sandbox, job)
+    nodes = job.nodes()
     sandbox.kill_node(int(nodes[0].removeprefix("node")))
     job.until(lambda: job.fields()["JobState"] == "CANCELLED", "goes on without its first node", 90)
     assert not [argv for _, argv in commands(sandbox) if "pathways_runtime.worker" in argv]
@@ -123,16 +116,10 @@ def test_a_job_whose_first_node_is_killed_ends(job: Job, sandbox: Sandbox, runs_
 
 
 def test_a_stopped_supervisor_is_killed_on_its_node(job: Job, sandbox: Sandbox, runs_root: Path) -> None:
-    [stopped] = _workers(sandbox, 1)
+    stopped = supervisor_of(sandbox, 1)
     os.kill(stopped, signal.SIGSTOP)
     assert job.wait() == "5:0", job.said()
     assert re.search(r"its supervisor has been silent for \d+\.\d s", _answer(job)["failure"])
     assert not psutil.pid_exists(stopped)
     until_gone(runs_root)
     remove_kept_logs(runs_root)
-
-
-def _nodes(sandbox: Sandbox, job: Job) -> list[str]:
-    """By worker id."""
-    listed = sandbox.run(["scontrol", "show", "hostnames", job.fields()["NodeList"]], COMMAND_TIMEOUT_S)
-    return listed.stdout.split()

@@ -198,12 +198,7 @@ def test_supervisors_of_both_kinds_of_tasks_are_started_again(sandbox: Sandbox, 
     with _sleeping(sandbox, 2) as srun:
         assert srun.stderr is not None
         for worker in (0, 1):
-            [supervisor] = [
-                pid
-                for pid, argv in commands(sandbox)
-                if "pathways_runtime.worker" in argv and argv[argv.index("--worker-id") + 1] == str(worker)
-            ]
-            os.kill(supervisor, signal.SIGKILL)
+            kill_worker(sandbox, worker)
             said: list[str] = []
             while f"host {worker} is served again by" not in (said[-1] if said else ""):
                 said.append(srun.stderr.readline())
