@@ -26,7 +26,8 @@ from pathways_runtime.wire.callbacks import (
     callbacks_address,
 )
 
-DEADLINE_S = 20.0
+from .turns import DEADLINE_S, until
+
 ONE, TWO = SessionId(1), SessionId(2)
 HOST = HostIndex(3)
 
@@ -86,12 +87,6 @@ async def relay_in(folder: Path) -> AsyncIterator[Relay]:
     assert list(folder.iterdir()) == []
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def called(relay: Relay, client: Client, name: str, session: SessionId = ONE, call: int = 5) -> CallbackCall:
     """A call that has reached its client."""
     before = len(client.calls)
@@ -101,8 +96,8 @@ async def called(relay: Relay, client: Client, name: str, session: SessionId = O
         relay.server.said(session, HOST, CallbackCall(call, name, 9, ((11, (2,)),)), b"operands")
         return not relay.answers or bool(relay.answers.clear())
 
-    await until(try_it)
-    await until(lambda: len(client.calls) > before)
+    await until(try_it, "the client is known")
+    await until(lambda: len(client.calls) > before, "the call reaches its client")
     message, payload = client.calls[-1]
     assert (message.client, message.number, message.operands, payload) == (name, 9, ((11, (2,)),), b"operands")
     return message
@@ -120,9 +115,9 @@ async def test_calls_reach_their_client_and_answers_their_executor(tmp_path: Pat
         first = await called(relay, mine, "mine", ONE, call=5)
         second = await called(relay, yours, "yours", TWO, call=5)
         yours.channel.send(CallbackResult(second.call, None, ((11, (1,)),)), b"two")
-        await until(lambda: len(relay.answers) == 1)
+        await until(lambda: len(relay.answers) == 1, "the executor is answered")
         mine.channel.send(CallbackResult(first.call, None, ()), b"")
-        await until(lambda: len(relay.answers) == 2)
+        await until(lambda: len(relay.answers) == 2, "the executor is answered again")
         assert relay.answers == [
             (TWO, HOST, CallbackResult(5, None, ((11, (1,)),)), b"two"),
             (ONE, HOST, CallbackResult(5, None, ()), b""),
@@ -135,7 +130,7 @@ async def test_calls_of_a_client_that_is_gone_are_cancelled(tmp_path: Path) -> N
         client = await relay.client("mine")
         await called(relay, client, "mine", call=5)
         client.channel.close()
-        await until(lambda: relay.answers)
+        await until(lambda: relay.answers, "the executor is answered")
         relay.server.said(ONE, HOST, CallbackCall(6, "mine", 9, ()), b"")
         assert [(answer[2].call, answer[2].failure.code) for answer in relay.answers if answer[2].failure] == [
             (5, Code.CANCELLED),
@@ -156,7 +151,7 @@ async def test_answers_that_nobody_waits_for_are_dropped(tmp_path: Path, what: s
         client.channel.send(CallbackResult(message.call, None, ()))
         later = await called(relay, client, "mine", TWO, call=8)
         client.channel.send(CallbackResult(later.call, None, ()))
-        await until(lambda: relay.answers)
+        await until(lambda: relay.answers, "the executor is answered")
         assert [answer[2].call for answer in relay.answers] == [8]
 
 
@@ -166,7 +161,7 @@ async def test_another_version_and_a_second_client_of_a_name_are_refused(tmp_pat
         first = await relay.client("mine")
         await called(relay, first, "mine")
         for refused in (await relay.client("yours", CALLBACKS_VERSION + 1), await relay.client("mine")):
-            await until(lambda refused=refused: refused.is_closed)
+            await until(lambda refused=refused: refused.is_closed, "the connection is closed")
         assert not first.is_closed
 
 
@@ -190,9 +185,9 @@ async def test_a_client_hears_of_functions_that_no_executor_calls_any_more(tmp_p
             relay.server.said(session, host, first, b"")
             relay.server.said(session, host, second, b"")
         relay.server.said(ONE, others[0], second, b"")
-        await until(lambda: client.calls == [(second, b"")])
+        await until(lambda: client.calls == [(second, b"")], "the client hears of the second program")
         # What is gone calls nothing.
         relay.server.forget_host(others[0])
-        await until(lambda: client.calls == [(second, b""), (first, b"")])
+        await until(lambda: client.calls == [(second, b""), (first, b"")], "the client hears of the first program")
         relay.server.session_over(ONE)
-        await until(lambda: client.calls[2:] == [(CallbacksUnused("c0de", (6, 7)), b"")])
+        await until(lambda: client.calls[2:] == [(CallbacksUnused("c0de", (6, 7)), b"")], "the client hears of its end")

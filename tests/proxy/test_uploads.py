@@ -18,20 +18,13 @@ from pathways_runtime.proxy.upload import HostBufferUpload
 from pathways_runtime.proxy.upload_gate import UploadGate
 from pathways_runtime.wire.ifrt import schema
 
-DEADLINE_S = 20.0
+from .turns import DEADLINE_S, until
+
 MIB = 1 << 20
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Let the loop turn until something is so."""
-    deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline_s, f"not in {DEADLINE_S} s: {what}"
-        await asyncio.sleep(0)
 
 
 class RecordedFlow:
