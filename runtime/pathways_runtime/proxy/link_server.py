@@ -40,7 +40,7 @@ class LinkServer:
         self.address = address
         self._network = network
         self.memory = memory
-        self.on_call = on_call
+        self._on_call = on_call
         self._codec: FrameCodec[AnyLinkMessage] = FrameCodec(AnyLinkMessage)
         self._server: streams.Server | None = None
         self._receivers: dict[SessionId, Receiver] = {}
@@ -138,7 +138,7 @@ class LinkServer:
             self._registered(link, message)
             return
         if link.hello is not None and isinstance(message, CallbackCall | CallbacksUnused):
-            self.on_call(link.hello.session, link.hello.host, message, frame.payload)
+            self._on_call(link.hello.session, link.hello.host, message, frame.payload)
             return
         if link.hello is None or not isinstance(message, ArraysReady | Fetched):
             raise FrameError(f"{type(message).__name__} has no place here on a session link")

@@ -1,10 +1,9 @@
 """Compilations under way: one host compiles and fills the cache, then the others load."""
 
 import enum
-from collections.abc import Callable
 from typing import Any
 
-from pathways_runtime.core.controller.events import MemberCompiled, PeerId, ProgramRequested
+from pathways_runtime.core.controller.events import MemberCompiled, ProgramRequested
 from pathways_runtime.core.controller.instructions import CompileMember, Instruction, ReportCompiled
 from pathways_runtime.core.controller.membership import Membership
 from pathways_runtime.core.controller.worlds import MAX_FAILURES_IN_A_ROW, World, Worlds
@@ -146,8 +145,7 @@ class Programs:
     def _ask(self, compilation: Compilation, hosts: tuple[HostIndex, ...], out: list[Instruction]) -> None:
         compilation.unanswered = set(hosts)
         # A host whose loss is being looked into is not asked but is waited for; the verdict fails the compilation.
-        find_peer: Callable[[HostIndex], PeerId | None] = self._membership.executor_peer
-        peers = tuple(peer for host in hosts if (peer := find_peer(host)) is not None)
+        peers = tuple(peer for host in hosts if (peer := self._membership.executor_peer(host)) is not None)
         request = compilation.request
         if peers:
             out.append(

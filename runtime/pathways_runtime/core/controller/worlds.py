@@ -96,6 +96,8 @@ class Worlds:
     def for_program(self, slices: tuple[int, ...], hosts: tuple[HostIndex, ...], out: list[Instruction]) -> World:
         """The world for a program on ``hosts``, none of them lost, in these slices; begun now if there is none yet.
 
+        One that was formed and has ended will do for a program on one of its hosts.
+
         Raises:
             StatusError: another host of the slices is lost, so that the world cannot be formed.
         """
