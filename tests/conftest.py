@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slurm_pathways.config import RECORDS_VARIABLE, RUNS_VARIABLE, VARIABLE_PREFIX, RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
@@ -13,6 +14,10 @@ from tests.waiting import until
 
 #: What ends by itself is given this long; a leak is then reported.
 SETTLE_S = 5.0
+
+# What takes long on a busy machine is no failure. Settings in test files begin from these.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,7 @@
 """Which snapshot is complete where."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -155,7 +155,5 @@ class Machine(RuleBasedStateMachine):
             assert (found[0][0].step, found[0][0].number) == newest[:2]
 
 
-Machine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestMachine = Machine.TestCase
