@@ -18,8 +18,8 @@ from slurm_pathways.launch.compiling.settings import USED_SETTINGS
     "--topology",
     required=True,
     metavar="NAME",
-    help="One slice: v5e:XxY, v6e:XxY, v5p:XxYxZ, tpu7x:XxYxZ (chips); a100:, h100:, h200: or cpu:N, HxN (hosts x "
-    "devices).",
+    help="One slice: v5e:XxY, v6e:XxY, v5p:XxYxZ, tpu7x:XxYxZ (chips); a100, h100, h200 or cpu with :N or :HxN "
+    "(hosts x devices).",
 )
 @click.option("--slices", "num_slices", type=click.IntRange(1, MAX_HOSTS), default=1, help="How many of them.")
 @click.option(

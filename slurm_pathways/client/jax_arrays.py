@@ -1,4 +1,4 @@
-"""What arrays of the runtime can do besides, by a copy in the program's memory; the third part of ``jax_adapter``.
+"""What arrays of the runtime can do besides, by a copy in the program's memory; a part of ``jax_adapter``.
 
 jaxlib gives the memory of arrays of its own process only. Whoever asks for an array's values gets a copy here, as from
 ``numpy.asarray``: arrays never change, so only its address tells a copy from the array's memory. Whoever asks for the

@@ -1,4 +1,4 @@
-"""Python functions that the compiler asks how to partition (``wire.partitioning``); the fourth part of ``jax_adapter``.
+"""Python functions that the compiler asks how to partition (``wire.partitioning``); a part of ``jax_adapter``.
 
 JAX names such functions in the program by a number or an address that means something in this process only. Here they
 are named as callbacks are, and a worker's compiler asks them over the callbacks' connection.

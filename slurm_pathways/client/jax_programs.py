@@ -1,4 +1,4 @@
-"""What is done to JAX's programs for the proxy before they are sent; the second part of ``jax_adapter``.
+"""What is done to JAX's programs for the proxy before they are sent; a part of ``jax_adapter``.
 
 JAX's entry to the compiler, one function, is replaced: a program's callbacks, and tokens that it takes or gives, are
 put in a form in which jaxlib's client for the proxy can send them and the server can run them. Programs for other

@@ -3,9 +3,9 @@
 Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
 component, ``Stop`` for one that the others outlive, and ``Kill`` for one that does not answer; ``Dismiss`` comes last.
 End of file means that the launcher, or its srun, is gone, and everything ends; if it was not dismissed, see
-``head_loss``. Its standard output goes the other way: what components say,
-with their names. Components' own output goes to its standard error, which srun brings into the launcher's logs. So
-nothing but Slurm itself carries the job's material to nodes, and no file system needs to be shared.
+``head_loss``. Its standard output goes the other way: what components say, with their names. Components' own output
+goes to its standard error, which srun brings into the launcher's logs. So nothing but Slurm itself carries the job's
+material to nodes, and no file system needs to be shared.
 """
 
 import dataclasses
