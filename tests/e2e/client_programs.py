@@ -29,9 +29,9 @@ def plain_environment(num_devices: int = 8) -> dict[str, str]:
 
 
 def run_program(
-    environ: Mapping[str, str], *arguments: object, timeout_s: float = 120, **variables: str
+    environ: Mapping[str, str], *arguments: object, timeout_s: float = 120, cwd: Path = HERE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python *arguments`` in this folder.
+    """Run ``python *arguments``, in this folder unless another is given.
 
     Raises:
         AssertionError: it failed, or took longer; with what it printed.
@@ -41,7 +41,7 @@ def run_program(
         result = subprocess.run(
             command,
             env={**environ, **variables},
-            cwd=HERE,
+            cwd=cwd,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -57,3 +57,9 @@ def answer_of(environ: Mapping[str, str], program: str, *arguments: object, time
     """The JSON value in the last line that ``programs/<program>.py`` prints."""
     result = run_program(environ, "-m", f"programs.{program}", *arguments, timeout_s=timeout_s)
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def answers_of_both(environ: Mapping[str, str], program: str, *, timeout_s: float = 120) -> tuple[Any, Any]:
+    """What ``programs/<program>.py`` answers in plain JAX, and in ``environ``."""
+    plain = answer_of(plain_environment(), program, timeout_s=timeout_s)
+    return plain, answer_of(environ, program, timeout_s=timeout_s)

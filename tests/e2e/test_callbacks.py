@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from client_programs import HERE, answer_of, answers_of_both, run_program
 
 from slurm_pathways.launch.local import LocalRuntime
 
@@ -15,19 +15,9 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(shared_runtime: LocalRuntime) -> Callable[[], tuple[Results, Results]]:
-    """What the checks give in plain JAX and under the runtime, made once."""
-    from client_programs import answer_of, plain_environment
-
-    made: list[Results] = []
-
-    def give() -> tuple[Results, Results]:
-        if not made:
-            for environ in (plain_environment(), shared_runtime.environment()):
-                made.append(answer_of(environ, "callbacks", timeout_s=180))
-        return made[0], made[1]
-
-    return give
+def results(shared_runtime: LocalRuntime) -> tuple[Results, Results]:
+    """What all checks give in plain JAX and under the runtime: most of the time of the module is spent here."""
+    return answers_of_both(shared_runtime.environment(), "callbacks", timeout_s=180)
 
 
 CHECKS = (
@@ -63,20 +53,18 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_same_as_plain_jax(results: Callable[[], tuple[Results, Results]], name: str) -> None:
-    plain, runtime = results()
+def test_same_as_plain_jax(results: tuple[Results, Results], name: str) -> None:
+    plain, runtime = results
     assert "error" not in plain[name], f"the check itself is wrong: {plain[name]['error']}"
     assert runtime[name] == plain[name]
 
 
-def test_every_check_is_compared(results: Callable[[], tuple[Results, Results]]) -> None:
-    plain, runtime = results()
+def test_every_check_is_compared(results: tuple[Results, Results]) -> None:
+    plain, runtime = results
     assert list(plain) == list(runtime) == list(CHECKS)
 
 
 def test_the_end_of_the_program_waits_for_its_callbacks(shared_runtime: LocalRuntime) -> None:
-    from client_programs import run_program
-
     program = (
         "import jax, time\n"
         "jax.jit(lambda: jax.debug.callback(lambda: (time.sleep(0.5), print('at the end', flush=True))))()\n"
@@ -88,8 +76,6 @@ def test_the_end_of_the_program_waits_for_its_callbacks(shared_runtime: LocalRun
 
 def test_a_client_that_dies_in_a_callback_holds_up_nobody(shared_runtime: LocalRuntime) -> None:
     """Its program has collectives over all devices; those of the next client wait until it has ended."""
-    from client_programs import HERE, answer_of
-
     dying = subprocess.Popen(
         [sys.executable, "-m", "programs.callback_that_hangs"],
         env=shared_runtime.environment(),

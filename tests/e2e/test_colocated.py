@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from client_programs import answer_of, answers_of_both
 
 from slurm_pathways.launch.local import LocalRuntime
 from tests.waiting import until
@@ -18,34 +18,15 @@ Results = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(shared_runtime: LocalRuntime) -> Callable[[], tuple[Results, Results]]:
-    """What the checks give in plain JAX and under the runtime, made once."""
-    from client_programs import answer_of, plain_environment
-
-    made: list[Results] = []
-
-    def give() -> tuple[Results, Results]:
-        if not made:
-            for environ in (plain_environment(), shared_runtime.environment()):
-                made.append(answer_of(environ, "colocated", timeout_s=280))
-        return made[0], made[1]
-
-    return give
+def results(shared_runtime: LocalRuntime) -> tuple[Results, Results]:
+    """What all checks give in plain JAX and under the runtime: most of the time of the module is spent here."""
+    return answers_of_both(shared_runtime.environment(), "colocated", timeout_s=280)
 
 
 @pytest.fixture(scope="module")
-def on_hosts(shared_runtime: LocalRuntime) -> Callable[[], dict[str, Any]]:
+def on_hosts(shared_runtime: LocalRuntime) -> dict[str, Any]:
     """What the checks of ``programs.colocated_hosts`` give."""
-    from client_programs import answer_of
-
-    made: list[dict[str, Any]] = []
-
-    def give() -> dict[str, Any]:
-        if not made:
-            made.append(answer_of(shared_runtime.environment(), "colocated_hosts", timeout_s=280))
-        return made[0]
-
-    return give
+    return answer_of(shared_runtime.environment(), "colocated_hosts", timeout_s=280)
 
 
 CHECKS = (
@@ -67,14 +48,14 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_same_as_plain_jax(results: Callable[[], tuple[Results, Results]], name: str) -> None:
-    plain, runtime = results()
+def test_same_as_plain_jax(results: tuple[Results, Results], name: str) -> None:
+    plain, runtime = results
     assert "error" not in plain[name], f"the check itself is wrong: {plain[name]['error']}"
     assert runtime[name] == plain[name]
 
 
-def test_every_check_is_compared(results: Callable[[], tuple[Results, Results]]) -> None:
-    plain, runtime = results()
+def test_every_check_is_compared(results: tuple[Results, Results]) -> None:
+    plain, runtime = results
     assert list(plain) == list(runtime) == list(CHECKS)
 
 
@@ -91,20 +72,20 @@ def test_every_check_is_compared(results: Callable[[], tuple[Results, Results]])
         ("large_values_pass_over_all_hosts", True),
     ],
 )
-def test_on_hosts(on_hosts: Callable[[], dict[str, Any]], name: str, expected: Any) -> None:
-    assert on_hosts()[name] == expected
+def test_on_hosts(on_hosts: dict[str, Any], name: str, expected: Any) -> None:
+    assert on_hosts[name] == expected
 
 
-def test_a_crash_is_named_and_the_next_call_works(on_hosts: Callable[[], dict[str, Any]]) -> None:
-    crash = on_hosts()["what_crashes_is_named_and_the_next_call_works"]
+def test_a_crash_is_named_and_the_next_call_works(on_hosts: dict[str, Any]) -> None:
+    crash = on_hosts["what_crashes_is_named_and_the_next_call_works"]
     assert len(crash["exit"]) == len(crash["signal"]) == 1, crash
     assert crash["poisoned"], "what depends on it has the same cause"
     assert crash["works"] == [["int32", 6.0], ["int32", 6.0]]
     assert crash["new processes"] == [True, True, *[False] * 6], "other hosts go on"
 
 
-def test_nothing_that_a_function_has_started_is_left(on_hosts: Callable[[], dict[str, Any]]) -> None:
-    left = on_hosts()["what_a_function_starts_ends_with_its_process"]
+def test_nothing_that_a_function_has_started_is_left(on_hosts: dict[str, Any]) -> None:
+    left = on_hosts["what_a_function_starts_ends_with_its_process"]
     assert left["exit"] == ["exit code 4"], "a child that holds the connection open delays nothing"
     # The program has ended, and its session with it.
     child = left["child"]

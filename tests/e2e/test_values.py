@@ -1,11 +1,13 @@
 """Every check of ``value_checks`` gives the same under the runtime as in plain JAX."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_programs import plain_environment, run_program
 
 from slurm_pathways.launch.local import LocalRuntime
 
@@ -16,23 +18,22 @@ Results = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def results(shared_runtime: LocalRuntime, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], list[Results]]:
-    """What plain JAX and the runtime return for all checks, with 64-bit types off or on; each made once."""
-    from client_programs import plain_environment, run_program
+    """What plain JAX and the runtime return for all checks, with 64-bit types off or on.
 
-    made: dict[bool, list[Results]] = {}
+    Each is made once, and the first case that asks for it is charged with it: the others take no time.
+    """
 
-    def give(x64: bool) -> list[Results]:
-        if x64 not in made:
-            both = []
-            for name, environ in (("plain", plain_environment()), ("runtime", shared_runtime.environment())):
-                output: Path = tmp_path_factory.mktemp("values") / f"{name}.json"
-                mode = ["--x64"] if x64 else []
-                run_program(environ, "-m", "value_checks", "--output", output, *mode, timeout_s=400)
-                both.append(json.loads(output.read_text()))
-            made[x64] = both
-        return made[x64]
+    @functools.cache
+    def of(x64: bool) -> list[Results]:
+        both = []
+        for name, environ in (("plain", plain_environment()), ("runtime", shared_runtime.environment())):
+            output: Path = tmp_path_factory.mktemp("values") / f"{name}.json"
+            mode = ["--x64"] if x64 else []
+            run_program(environ, "-m", "value_checks", "--output", output, *mode, timeout_s=400)
+            both.append(json.loads(output.read_text()))
+        return both
 
-    return give
+    return of
 
 
 def _names() -> list[tuple[str, bool]]:

@@ -1,13 +1,12 @@
 """Checks of libraries in processes of their own, and their values compared."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_programs import run_program
 
 HERE = Path(__file__).parent
 
@@ -17,16 +16,7 @@ RunChecks = Callable[..., dict[str, Any]]
 
 def run_checks(environ: Mapping[str, str], *libraries: str, timeout_s: float = 300, **variables: str) -> dict[str, Any]:
     """The outcomes of the checks of modules of ``checks``, by module and check; see ``checks.__main__``."""
-    result = subprocess.run(
-        [sys.executable, "-m", "checks", *libraries],
-        env={**environ, **variables},
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert result.returncode == 0, f"{libraries} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+    result = run_program(environ, "-m", "checks", *libraries, timeout_s=timeout_s, cwd=HERE, **variables)
     outcomes: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return outcomes
 
