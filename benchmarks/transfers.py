@@ -21,7 +21,7 @@ from benchmarks.measure import (
 from benchmarks.sleep_program import sleep, with_sleep
 
 NUM_BYTES = 256 << 20
-GIB, MIB = 1 << 30, 1 << 20
+MIB = 1 << 20
 
 
 @workload
