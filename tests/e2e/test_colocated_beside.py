@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from client_programs import HERE, PROJECT, answer_of, plain_environment, run_program
 
-from slurm_pathways.config import RUNS_VARIABLE, RuntimeSpec
+from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime, Modules
+from tests.runtimes import shared_by_tests
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -19,14 +20,10 @@ LOADER = PROJECT / "examples" / "data_loading" / "train.py"
 @pytest.fixture(scope="module")
 def accelerators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRuntime]:
     """2 slices x 2 hosts x 2 devices that say that they are GPUs."""
-    root = tmp_path_factory.mktemp("r")
-    root.chmod(0o700)
+    spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, platform="cuda")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(RUNS_VARIABLE, str(root))
         patch.setenv("PYTHONPATH", str(HERE / "accelerators"))
-        spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, platform="cuda")
-        with LocalRuntime(spec, modules=Modules(worker="made_up_worker")) as runtime:
-            yield runtime
+        yield from shared_by_tests(tmp_path_factory, spec, Modules(worker="made_up_worker"))
 
 
 def test_functions_run_on_the_cpus_beside_the_devices(accelerators: LocalRuntime) -> None:

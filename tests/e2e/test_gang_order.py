@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from client_programs import HERE, plain_environment
-from conftest import run_for_module
 
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
+from tests.runtimes import shared_by_tests
 
 #: Executors wait at random before launches: ``seed:most seconds``.
 DELAY_VARIABLE = "SLURM_PATHWAYS_TEST_LAUNCH_DELAY_S"
@@ -24,7 +24,7 @@ NUM_LAUNCHES = 150
 def dawdling_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRuntime]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DELAY_VARIABLE, "7:0.004")
-        yield from run_for_module(
+        yield from shared_by_tests(
             tmp_path_factory, RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, startup_timeout_s=120)
         )
 

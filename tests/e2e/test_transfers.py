@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from client_programs import answer_of
-from conftest import run_for_module
 
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
+from tests.runtimes import shared_by_tests
 
 SIZE_BYTES = 4 << 20
 #: From 8 devices on 4 hosts in rows of 512 KiB: what must cross between hosts, in bytes.
@@ -30,7 +30,7 @@ def runtime_of_kind(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LocalRuntime, bool]]:
     spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, force_sockets=request.param)
-    for runtime in run_for_module(tmp_path_factory, spec):
+    for runtime in shared_by_tests(tmp_path_factory, spec):
         yield runtime, request.param
 
 

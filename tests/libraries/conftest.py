@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_pathways.config import RUNS_VARIABLE, RuntimeSpec
+from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
+from tests.runtimes import shared_by_tests
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "e2e")]
@@ -25,14 +26,8 @@ def gs_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def library_runtime(tmp_path_factory: pytest.TempPathFactory, gs_directory: Path) -> Iterator[LocalRuntime]:
     """2 slices x 2 hosts x 2 CPU devices."""
-    root = tmp_path_factory.mktemp("r")
-    root.chmod(0o700)
     spec = RuntimeSpec(num_slices=2, hosts_per_slice=2, devices_per_host=2, gs_directory=gs_directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(RUNS_VARIABLE, str(root))
-        with LocalRuntime(spec) as runtime:
-            yield runtime
-        assert list(root.iterdir()) == [], "the run left something behind"
+    yield from shared_by_tests(tmp_path_factory, spec)
 
 
 @pytest.fixture(scope="session")
