@@ -1,5 +1,6 @@
 """Orbax: checkpoints saved at once and beside the training, restored onto other meshes and numbers of slices."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +49,19 @@ def _compared(restored: Any, on: Mesh) -> Any:
         ]
         for name in wanted
     }
+
+
+def saved_and_restored(checkpointer: ocp.AsyncCheckpointer, path: Path) -> dict[str, Any]:
+    """The state, saved as a tree and restored onto other meshes; for the modules that have other handlers."""
+    checkpointer.save(path, args=ocp.args.PyTreeSave(_state(mesh(4, 2))))
+    checkpointer.wait_until_finished()
+    values = {}
+    for shape in ((4, 2), (8,), (2, 2)):
+        on = mesh(*shape)
+        like = _like(on)
+        arguments = ocp.args.PyTreeRestore(item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
+        values[str(shape)] = _compared(checkpointer.restore(path, args=arguments), on)
+    return values
 
 
 def restores_onto_other_meshes() -> Any:

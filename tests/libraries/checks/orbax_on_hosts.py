@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checks import folder, mesh
-from checks.orbax import _compared, _like, _state
+from checks.orbax import saved_and_restored
 
 _IS_PROXY = jax.devices()[0].client.runtime_type.startswith("proxy/")
 
@@ -27,17 +27,8 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 
 
 def hosts_write_and_read() -> Any:
-    values = {}
     with folder() as path, ocp.AsyncCheckpointer(_handler()) as checkpointer:
-        checkpointer.save(path / "one", args=ocp.args.PyTreeSave(_state(mesh(4, 2))))
-        checkpointer.wait_until_finished()
-        for shape in ((4, 2), (8,), (2, 2)):
-            on = mesh(*shape)
-            like = _like(on)
-            arguments = ocp.args.PyTreeRestore(
-                item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
-            )
-            values[str(shape)] = _compared(checkpointer.restore(path / "one", args=arguments), on)
+        values = saved_and_restored(checkpointer, path / "one")
         found = _by_tensorstore(path / "one" / "w")
         values["tensorstore"] = bool(np.array_equal(found, np.arange(64.0 * 16).reshape(64, 16)))
         # Of the hosts: one file for each shard, not compressed.
