@@ -4,7 +4,7 @@ import dataclasses
 
 from slurm_pathways.elastic.policy import Grow, Policy
 
-#: Programs are loaded behind a host that has come back one after another; until its turn comes, each tells of the loss.
+#: What is left of an attempt may tell of the loss once more.
 _AFTERMATH_PAUSE_S = 0.2
 
 
@@ -83,7 +83,7 @@ class Recovery:
         self._began_at = step
 
     def lose(self, loss: str, now_s: float) -> GiveUp | None:
-        """The training function has met a loss; met once more, it is one that is not mended altogether."""
+        """The training function has met a loss; met once more, it is no new one."""
         self._end(now_s)
         if loss == self._loss:
             self._pause_until_s = now_s + _AFTERMATH_PAUSE_S

@@ -66,6 +66,7 @@ class SessionDriver:
                 self.workers.submit(instruction)
             case instructions.CompileProgram():
                 self.compiling.append(instruction)
+                self.workers.loading.add(instruction.executable)
             case instructions.SendHostBuffer():
                 self.workers.send(instruction, self.stored[instruction.host_buffer_handle])
             case instructions.DropHostBuffer():
@@ -86,7 +87,9 @@ class SessionDriver:
         """Answer every CompileProgram, with what ``programs`` says or with ``failure``."""
         while self.compiling:
             asked = self.compiling.pop(0)
+            self.workers.loading.remove(asked.executable)
             if failure is not None:
+                self.workers.unloadable[asked.executable] = failure
                 self.feed(events.ProgramCompiled(asked.executable, None, failure))
                 continue
             compiled, program = self.programs[asked.program]

@@ -119,6 +119,8 @@ class Workers:
 
     Attributes:
         waiting: submitted and not dispatched.
+        loading: programs that are not loaded yet; what reads them waits.
+        unloadable: programs that could not be loaded; what reads them makes nothing.
         results: what Await and Fetch have brought: (wait, hosts, value, None or failure), to be reported.
         reports: failures: (operation, handles, cause), to be reported.
         to_fail: operations that fail when they start.
@@ -129,6 +131,8 @@ class Workers:
         self.topology = topology
         self.rng = rng
         self.programs: dict[Handle, Program] = {}
+        self.loading: set[Handle] = set()
+        self.unloadable: dict[Handle, Status] = {}
         self.waiting: list[SubmitOperation] = []
         self.arrays: dict[Handle, WorkerArray] = {}
         self.failures: dict[Handle, Status] = {}
@@ -187,12 +191,14 @@ class Workers:
         for _ in range(most):
             ready = [i for i in range(len(self.waiting)) if self._may_go(i)]
             if not ready:
-                assert not self.waiting, f"nothing can go: {self.waiting}"
+                assert self.loading or not self.waiting, f"nothing can go: {self.waiting}"
                 return
             self._start(self.waiting.pop(self.rng.choice(ready)))
 
     def _may_go(self, place: int) -> bool:
         submit = self.waiting[place]
+        if not self.loading.isdisjoint(submit.reads):
+            return False
         for earlier in self.waiting[:place]:
             if not set(earlier.writes).isdisjoint((*submit.reads, *submit.consumes)):
                 return False
@@ -208,6 +214,12 @@ class Workers:
         loss, lost = self._hit.pop(operation.op_id, (None, set()))
         for handle in submit.writes:
             self._holders[handle] = set(submit.hosts) - lost
+        if (not_loaded := next((self.unloadable[h] for h in submit.reads if h in self.unloadable), None)) is not None:
+            for handle in submit.consumes:
+                self.arrays.pop(handle, None)
+                self.failures.pop(handle, None)
+            self._fail(operation.op_id, submit.writes, not_loaded)
+            return
         if isinstance(operation, MakeArrays | Alias | Transfer | CallFunction):
             for result in operation.results:
                 self._holders[result.handle] = set(self.topology.hosts_of(result.devices)) - lost
@@ -272,6 +284,7 @@ class Workers:
                 self.results.append((wait_id, submit.hosts, value))
             case DeleteExecutable(executable=executable):
                 self.programs.pop(executable, None)
+                self.unloadable.pop(executable, None)
             case Poison():
                 raise AssertionError("the session core poisons on its own")
 

@@ -9,11 +9,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.relay import Aggregation
+from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.controller_driver import Driver, Operation
 
 NUM_HOSTS = 4
 LIMIT = 3
+#: No operation makes so many arrays.
+FIRST_PROGRAM = 1_000_000
+NO_ROOM = Status(Code.RESOURCE_EXHAUSTED, "no room")
 host_sets = st.sets(st.integers(0, NUM_HOSTS - 1), min_size=1).map(lambda hosts: tuple(sorted(hosts)))
 
 
@@ -38,6 +42,9 @@ class OrderMachine(RuleBasedStateMachine):
         self.barred = {}
         # Senders that were lost after they were sent a transfer.
         self.excused = set()
+        # By program: how its last compilation ended, None until it has; and who was asked to compile it, unanswered.
+        self.programs = {}
+        self.asked = []
         self.submitted = {}
         self.next_op = {}
         self.next_handle = {}
@@ -62,14 +69,23 @@ class OrderMachine(RuleBasedStateMachine):
                 assert instruction.group.hosts == tuple(h for h in operation.hosts if h not in unreachable)
                 assert not (operation.writes and unreachable & set(operation.hosts))
                 if operation.is_launch:
+                    assert not unreachable & set(operation.hosts)
                     for host in instruction.group.hosts:
                         self.in_flight[host] += 1
+                    for handle in operation.reads:
+                        assert self.programs.get((operation.session, handle), "loaded") == "loaded"
                 self.check_ready(operation)
             elif isinstance(instruction, ins.Substitute):
                 key = (instruction.session, instruction.operation.op_id)
                 assert not (self.lost | self.barred[key]) & set(instruction.group.hosts)
                 self.abandoned.add(key)
                 self.place.setdefault(key, instruction.seq)
+            elif isinstance(instruction, ins.CompileMember):
+                self.asked += [(peer, instruction.session, instruction.executable) for peer in instruction.peers]
+            elif isinstance(instruction, ins.ReportCompiled):
+                key = (instruction.session, instruction.executable)
+                assert self.programs[key] is None, f"program {key} is reported twice"
+                self.programs[key] = instruction.failure or "loaded"
             elif isinstance(instruction, ins.ChangeHost):
                 self.num_changes += 1
                 assert instruction.change == self.num_changes
@@ -135,10 +151,14 @@ class OrderMachine(RuleBasedStateMachine):
             handles = list(range(1, self.next_handle[session]))
             some = st.lists(st.sampled_from(handles), max_size=3, unique=True) if handles else st.just([])
             reads = tuple(data.draw(some, label="reads"))
+            programs = sorted(handle for s, handle in self.programs if s == session)
+            if programs:
+                reads += tuple(data.draw(st.lists(st.sampled_from(programs), max_size=1), label="program"))
             consumed = tuple(data.draw(some, label="consumes"))
             hosts = data.draw(host_sets, label="hosts")
             kind = data.draw(st.sampled_from(["launch", "transfer", "make", "delete"]), label="kind")
-            writes = () if kind == "delete" else (self.next_handle[session],)
+            has_results = kind != "delete" and (kind != "launch" or data.draw(st.booleans(), label="results"))
+            writes = (self.next_handle[session],) if has_results else ()
             self.next_handle[session] += len(writes)
             transfers = [n for (s, n), o in self.submitted.items() if s == session and o.is_transfer]
             after = data.draw(st.lists(st.sampled_from(transfers), max_size=2, unique=True)) if transfers else []
@@ -162,6 +182,22 @@ class OrderMachine(RuleBasedStateMachine):
         out = self.driver.send(ev.OperationsSubmitted(session, batch, self.driver.now_ns))
         assert not any(isinstance(i, ins.Refuse) for i in out)
         self.note(out)
+
+    @rule(session=sessions, hosts=st.sampled_from([(0,), (2,), (0, 1), (2, 3)]))
+    def compile(self, session, hosts):
+        program = FIRST_PROGRAM + len(self.programs)
+        self.programs[session, program] = None
+        self.note(self.driver.send(ev.ProgramRequested(session, session, program, b"", b"", hosts, 0)))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), is_done=st.booleans())
+    def answer_compilation(self, data, is_done):
+        self.answer(data.draw(st.sampled_from(self.asked), label="who"), None if is_done else NO_ROOM)
+
+    def answer(self, asked, failure):
+        self.asked.remove(asked)
+        peer, session, program = asked
+        self.note(self.driver.send(ev.MemberCompiled(peer, session, program, "metadata", failure)))
 
     @rule(host=st.integers(0, NUM_HOSTS - 1), data=st.data())
     def complete(self, host, data):
@@ -267,6 +303,8 @@ class OrderMachine(RuleBasedStateMachine):
                     self.acknowledge(host, self.completable(host), ())
             for session, op_id, host in self.pending_starts():
                 self.acknowledge(host, 0, ((session, op_id),))
+            for asked in list(self.asked):
+                self.answer(asked, None)
             self.settle()
         assert self.driver.waiting() == {}, "something waits though everybody has done what was asked"
         attached = {entry["id"] for entry in self.driver.core.report(0)["sessions"]}
@@ -275,6 +313,8 @@ class OrderMachine(RuleBasedStateMachine):
             self.note(self.driver.send(ev.HostChangesSeen(session, self.num_changes)))
         for session, op_id, host in self.pending_starts():
             self.acknowledge(host, 0, ((session, op_id),))
+        while self.asked:
+            self.answer(self.asked[0], None)
         self.settle()
         if not self.lost and not any(self.in_flight):
             self.driver.core.check_at_rest()

@@ -5,8 +5,9 @@ import pytest
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.workers import MAX_SHORT_LIVES
+from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.testing.controller_driver import SECOND_NS, Driver, Operation, of_type
+from pathways_runtime.testing.controller_driver import SECOND_NS, Driver, Operation, dispatched, of_type
 
 TWO_BY_TWO = Topology(2, 2, 2, "cpu")
 
@@ -222,6 +223,62 @@ def test_a_program_across_slices_gets_a_new_world_after_a_loss():
     form(driver, out, 4)
     out = form(driver, request(3), 5)
     assert [(i.executable, i.world) for i in of_type(out, ins.CompileMember)] == [(3, 5)]
+
+
+def test_what_names_a_program_that_is_being_loaded_waits_for_it_and_nothing_overtakes_it():
+    driver = Driver(TWO_BY_TWO).start()
+    s = driver.attach()
+    driver.send(ev.ProgramRequested(1, s, 100, b"p", b"o", (0, 2), driver.now_ns))
+    launch = Operation(s, 1, (0, 1), reads=(100, 7), consumes=(7,), writes=(8,))
+    await_it, forget = Operation(s, 2, (0, 1), False, reads=(8,)), Operation(s, 3, (0, 1), False, consumes=(8,))
+    other = Operation(s, 4, (0, 1), False, reads=(9,))
+    assert driver.submit(launch, await_it, forget, other) == [4]
+    assert driver.waiting()[f"launch 1 of session {s}"] == "programs 100 to be loaded"
+    assert dispatched(driver.send(ev.MemberCompiled(1000, s, 100, "m", None))) == []
+    assert dispatched(driver.send(ev.MemberCompiled(1001, s, 100, None, None))) == [1, 2, 3]
+    assert driver.submit(Operation(s, 5, (0, 1), reads=(100,), writes=(10,))) == [5]
+
+
+def test_what_names_a_program_that_cannot_be_loaded_makes_nothing_until_the_program_is_deleted():
+    driver = Driver(TWO_BY_TWO).start()
+    s = driver.attach()
+    driver.send(ev.ProgramRequested(1, s, 100, b"p", b"o", (0, 2), driver.now_ns))
+    assert driver.submit(Operation(s, 1, (0, 1), reads=(100, 7), consumes=(7,), writes=(8,))) == []
+    no_room = Status(Code.RESOURCE_EXHAUSTED, "no room")
+    out = driver.send(ev.MemberCompiled(1000, s, 100, None, no_room))
+    poison, forget = of_type(out, ins.Substitute)
+    assert (poison.group.hosts, poison.operation.handles) == ((0, 1), (8,))
+    assert (forget.group.hosts, forget.operation.handles) == ((0, 1), (7,))
+    (failed,) = of_type(out, ins.ReportFailed)
+    assert failed.handles == (8,) and failed.failure.message == "host 0: no room"
+    # What the session had sent before it heard of that.
+    out = driver.send(ev.OperationsSubmitted(1, [Operation(s, 2, (0, 1), reads=(100,))], driver.now_ns))
+    assert of_type(out, ins.Dispatch) == []
+    assert of_type(out, ins.ReportFailed)[0].failure == failed.failure
+    assert driver.submit(Operation(s, 3, (0, 1), False, consumes=(100,))) == [3]
+    assert driver.submit(Operation(s, 4, (0, 1), reads=(100,))) == [4], "nothing is kept of it"
+
+
+def test_what_waits_for_a_program_fails_when_its_host_is_lost_again():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    s = driver.attach()
+    driver.send(ev.ProgramRequested(1, s, 100, b"p", b"o", (0, 2), driver.now_ns))
+    assert driver.submit(Operation(s, 1, (0, 1), reads=(100,), writes=(8,))) == []
+    out = lose(driver, 1)
+    (poison,) = of_type(out, ins.Substitute)
+    assert (poison.group.hosts, poison.operation.handles) == ((0,), (8,))
+    assert "host 1 (node-1) was lost" in of_type(out, ins.ReportFailed)[0].failure.message
+    assert driver.waiting() == {}
+
+
+def test_a_launch_without_results_is_done_by_all_its_hosts_or_by_none():
+    driver = Driver(TWO_BY_TWO).start()
+    s = driver.attach()
+    out = lose(driver, 1)
+    driver.send(ev.HostChangesSeen(1, 1))
+    out = driver.send(ev.OperationsSubmitted(1, [Operation(s, 1, (0, 1))], driver.now_ns))
+    assert of_type(out, ins.Dispatch) == []
+    assert of_type(out, ins.ReportFailed)[0].op_id == 1
 
 
 def test_an_executor_that_ends_before_it_has_served_is_given_up_in_the_end():

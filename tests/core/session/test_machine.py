@@ -298,8 +298,7 @@ class Session(RuleBasedStateMachine):
             # A program over several hosts runs in the world of their slices, which ends with any of its hosts.
             for slice_index in TOPOLOGY.slices_of(sharding.devices):
                 needed.update(TOPOLOGY.hosts_of_slice(slice_index))
-        if self.driver.compiling or needed.intersection(self.lost):
-            # It may be waiting to be loaded behind a new host, and then fails with the loss of the old one.
+        if needed.intersection(self.lost):
             for handle in results:
                 self.live[handle].causes.update(cause for host, cause in self.losses if host in needed)
         for position in donated:

@@ -77,14 +77,20 @@ class Slices:
             return {"failure": str(failure)}
 
     def until_served(self) -> dict[str, Any]:
-        """New arrays, and the same functions as ever, until those work."""
+        """New arrays, and the same functions as ever, until those work; how they failed although arrays were there."""
         started_s = time.monotonic()
+        failures: list[str] = []
         while True:
+            are_there = False
             try:
                 self.fill()
+                jax.block_until_ready(list(self.x.values()))
+                are_there = True
                 values = {"first": self.values(self.first), "both": self.values(self.both)}
-                return {**values, "after_s": time.monotonic() - started_s}
-            except jax.errors.JaxRuntimeError:
+                return {**values, "failures": failures, "after_s": time.monotonic() - started_s}
+            except jax.errors.JaxRuntimeError as failure:
+                if are_there:
+                    failures.append(str(failure))
                 if time.monotonic() - started_s > DEADLINE_S:
                     raise
                 time.sleep(0.02)

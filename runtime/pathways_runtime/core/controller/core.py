@@ -106,6 +106,9 @@ class ControllerCore:
         for host in self._order.take_overdrawn():
             if (overdrawn := self._membership.executor_peer(host)) is not None:
                 self._refuse(overdrawn, "it completed more launches than were in flight", out)
+        for reported in self._programs.take_reported():
+            if self._sessions.get(reported.session) is not None:
+                self._order.end_load(reported.session, reported.executable, reported.failure, out)
         for session, count in self._order.take_progress():
             out.append(ins.ReportDispatched(self._peer_of(session), session, count))
         for gone in self._order.take_abandoned():
@@ -240,6 +243,7 @@ class ControllerCore:
         self._sessions.owned(event.session, event.peer)
         if not event.devices or not all(0 <= device < self._topology.num_device_ids for device in event.devices):
             raise ProtocolViolation(f"program {event.executable} is for devices that do not exist: {event.devices}")
+        self._order.begin_load(event.session, event.executable)
         self._programs.request(event, out)
 
     def _on_member_compiled(self, event: ev.MemberCompiled, out: list[Instruction]) -> None:

@@ -49,6 +49,16 @@ class _StartingTransfer:
         self.senders = senders
 
 
+class _Load:
+    """A program that is being loaded, with who waits for that; or that could not be, with the failure."""
+
+    __slots__ = ("failure", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[HeldOperation] = []
+        self.failure: Status | None = None
+
+
 class _SessionOrder:
     """What the order knows of one session.
 
@@ -59,6 +69,7 @@ class _SessionOrder:
         readers: per handle, the held operations that read it since.
         starting: transfers in the order whose senders have not all started.
         after_starting: per transfer that is held or starting, who waits for it to be under way.
+        loads: programs that are not loaded: they are being, or could not be and the session has not deleted them.
         num_submitted, num_dispatched: in the life of the session.
         session: whose order this is.
         num_reported: how many of ``num_dispatched`` the session was told.
@@ -71,6 +82,7 @@ class _SessionOrder:
         "held",
         "last_op_id",
         "last_writers",
+        "loads",
         "num_dispatched",
         "num_reported",
         "num_submitted",
@@ -88,6 +100,7 @@ class _SessionOrder:
         self.readers: dict[Handle, list[HeldOperation]] = {}
         self.starting: dict[OpId, _StartingTransfer] = {}
         self.after_starting: dict[OpId, list[HeldOperation]] = {}
+        self.loads: dict[Handle, _Load] = {}
         self.num_submitted = 0
         self.num_dispatched = 0
         self.num_reported = 0
@@ -182,7 +195,13 @@ class Order:
             raise ProtocolViolation(f"operation {submission.op_id} comes after operation {state.last_op_id}")
         state.last_op_id = submission.op_id
         state.num_submitted += 1
-        if not (state.held or submission.after_transfers or group.missing or state.unaware) and (
+        if not (
+            state.held
+            or submission.after_transfers
+            or group.missing
+            or state.unaware
+            or not state.loads.keys().isdisjoint(submission.reads)
+        ) and (
             not submission.is_launch or (not (self._queue and self._queue.blocks(group)) and self._credits.take(group))
         ):
             self._append(state, submission, group, out)
@@ -235,6 +254,27 @@ class Order:
         if state is not None and op_id in state.starting:
             self._senders_started(state, op_id, hosts)
             self._advance(out)
+
+    # programs
+
+    def begin_load(self, session: SessionId, program: Handle) -> None:
+        """A program is being loaded: what reads it is held until ``end_load``."""
+        self._sessions[session].loads[program] = _Load()
+
+    def end_load(self, session: SessionId, program: Handle, failure: Status | None, out: list[Instruction]) -> None:
+        """It is loaded on all its hosts, or what reads it makes nothing, for ``failure``."""
+        state = self._sessions[session]
+        load = state.loads[program]
+        if failure is None:
+            del state.loads[program]
+        load.failure = failure
+        waiting, load.waiting = load.waiting, []
+        for operation in waiting:
+            operation.programs.remove(program)
+            operation.failure = operation.failure or failure
+            if operation.is_free:
+                self._ready.append(operation)
+        self._advance(out)
 
     # hosts
 
@@ -316,6 +356,8 @@ class Order:
                 for transfer in operation.transfers:
                     assert transfer in state.held or transfer in state.starting
                     assert operation in state.after_starting[transfer]
+                for program in operation.programs:
+                    assert operation in state.loads[program].waiting
             for writer in state.last_writers.values():
                 assert state.held.get(writer.submission.op_id) is writer
             for readers in state.readers.values():
@@ -332,6 +374,7 @@ class Order:
         assert not any(self._credits.in_flight(HostIndex(host)) for host in range(self._groups.num_hosts))
         for state in self._sessions.values():
             assert not state.held and not state.starting and not state.after_starting and not state.unaware
+            assert all(load.failure is not None for load in state.loads.values())
             assert state.num_submitted == state.num_dispatched == state.num_reported
 
     # The way of a held operation: held, ready once it waits for no other, offered; then appended, or queued, or
@@ -358,6 +401,14 @@ class Order:
             if transfer in state.starting or transfer in state.held:
                 operation.transfers.add(transfer)
                 state.after_starting.setdefault(transfer, []).append(operation)
+        if state.loads:
+            for handle in submission.reads:
+                if (load := state.loads.get(handle)) is not None:
+                    if load.failure is None:
+                        operation.programs.add(handle)
+                        load.waiting.append(operation)
+                    else:
+                        operation.failure = load.failure
         state.held[op_id] = operation
         for handle in submission.reads:
             state.readers.setdefault(handle, []).append(operation)
@@ -365,7 +416,7 @@ class Order:
             state.last_writers[handle] = operation
             # Whoever touches the handle from now on waits for this operation, which waits for these readers.
             state.readers.pop(handle, None)
-        if not operation.waits_for and not operation.transfers:
+        if operation.is_free:
             self._ready.append(operation)
             self._advance(out)
 
@@ -387,7 +438,7 @@ class Order:
         submission, group = operation.submission, operation.group
         if group.missing and self._closing.intersection(group.missing):
             self._awaiting_verdict.append(operation)
-        elif submission.is_launch and not group.missing and not operation.lost:
+        elif submission.is_launch and not (group.missing or operation.lost or operation.failure):
             if self._queue.blocks(group):
                 # It may be its session's turn before those that wait.
                 self._queue.add(operation)
@@ -417,12 +468,12 @@ class Order:
         for handle in (*submission.writes, *submission.consumes):
             if state.last_writers.get(handle) is operation:
                 del state.last_writers[handle]
-        self._append(state, submission, operation.group, out, operation.lost)
+        self._append(state, submission, operation.group, out, operation.lost, operation.failure)
         if submission.op_id in state.after_starting and submission.op_id not in state.starting:
             self._under_way(state, submission.op_id)
         for dependent in operation.dependents:
             dependent.waits_for.remove(submission.op_id)
-            if not dependent.waits_for and not dependent.transfers:
+            if dependent.is_free:
                 self._ready.append(dependent)
 
     def _append(
@@ -432,14 +483,18 @@ class Order:
         group: HostGroup,
         out: list[Instruction],
         lost: Mapping[HostIndex, Status] = _NOTHING_LOST,
+        failure: Status | None = None,
     ) -> None:
         """Give an operation its place in the order."""
         if state.num_dispatched == state.num_reported:
             self._progressed.append(state)
         state.num_dispatched += 1
-        if group.missing or lost:
-            self._append_without_missing(submission, group, lost, out)
-            if submission.writes:
+        if state.loads:
+            for handle in submission.consumes:
+                state.loads.pop(handle, None)
+        if group.missing or lost or failure:
+            self._append_without_missing(submission, group, lost, failure, out)
+            if _makes_something(submission):
                 return
         else:
             self._last_seq = seq = Seq(self._last_seq + 1)
@@ -454,15 +509,17 @@ class Order:
         submission: Submission,
         group: HostGroup,
         lost: Mapping[HostIndex, Status],
+        not_loaded: Status | None,
         out: list[Instruction],
     ) -> None:
-        """All or nothing: what a lost host has a part in makes nothing, anywhere. Deletions and answers go on."""
+        """All or nothing: what a lost host has a part in, or a program that is not loaded everywhere, makes nothing,
+        anywhere. Deletions and answers go on."""
         present = self._groups.present(group, lost)
-        if not submission.writes:
+        if not _makes_something(submission):
             self._last_seq = Seq(self._last_seq + 1)
             out.append(Dispatch(self._last_seq, present, submission))
             return
-        failure = next(iter(lost.values())) if lost else self._lost[group.missing[0]]
+        failure = next(iter(lost.values())) if lost else not_loaded or self._lost[group.missing[0]]
         session, op_id = submission.session, submission.op_id
         self._last_seq = Seq(self._last_seq + 1)
         out.append(Substitute(self._last_seq, present, session, Poison(op_id, submission.writes, failure)))
@@ -495,7 +552,7 @@ class Order:
     def _under_way(self, state: _SessionOrder, op_id: OpId) -> None:
         for operation in state.after_starting.pop(op_id, ()):
             operation.transfers.remove(op_id)
-            if not operation.waits_for and not operation.transfers:
+            if operation.is_free:
                 self._ready.append(operation)
 
     def _reason(
@@ -510,6 +567,8 @@ class Order:
                 where = f" on hosts {', '.join(map(str, sorted(starting.senders)))}" if starting else ""
                 parts.append(f"transfer {transfer} to be under way{where}")
             return "; ".join(parts)
+        if operation.programs:
+            return f"programs {', '.join(map(str, sorted(operation.programs)))} to be loaded"
         if id(operation) in verdict:
             closing = sorted(self._closing.intersection(operation.group.missing))
             return f"word of why hosts {', '.join(map(str, closing))} are lost"
@@ -519,6 +578,11 @@ class Order:
                 return f"launches in flight on hosts {', '.join(map(str, full))}"
             return "its turn among launches that share its hosts"
         return None
+
+
+def _makes_something(submission: Submission) -> bool:
+    """Whether it is done by all its hosts or by none; else each does its part for itself."""
+    return bool(submission.writes) or submission.is_launch or submission.is_transfer
 
 
 def _kind(submission: Submission) -> str:

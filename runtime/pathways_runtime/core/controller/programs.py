@@ -3,6 +3,8 @@
 import enum
 from typing import Any
 
+import msgspec
+
 from pathways_runtime.core.controller.events import MemberCompiled, ProgramRequested
 from pathways_runtime.core.controller.instructions import CompileMember, Instruction, ReportCompiled
 from pathways_runtime.core.controller.membership import Membership
@@ -19,6 +21,14 @@ class Stage(enum.Enum):
     WORLD = "its world to form"
     FIRST = "the first host to compile"
     OTHERS = "the other hosts to load"
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A compilation is over: the program is loaded on all its hosts, or not, for ``failure``."""
+
+    session: SessionId
+    executable: Handle
+    failure: Status | None
 
 
 class Compilation:
@@ -41,7 +51,8 @@ class Compilation:
 
 
 class Programs:
-    """Any number of compilations at once. Methods append to ``out``; each request gets exactly one ReportCompiled.
+    """Any number of compilations at once. Methods append to ``out``; each request gets exactly one ReportCompiled. What
+    was reported is collected for the order, see ``take_reported``.
 
     Answers of hosts that come after that are ignored: a program that failed somewhere may stay loaded on other hosts
     until its session closes, and nothing can launch it, as its handle never worked.
@@ -52,6 +63,14 @@ class Programs:
         self._membership = membership
         self._worlds = worlds
         self._compilations: dict[tuple[SessionId, Handle], Compilation] = {}
+        self._reported: list[Reported] = []
+
+    def take_reported(self) -> list[Reported]:
+        """Compilations that were reported since the last such call."""
+        if not self._reported:
+            return self._reported
+        reported, self._reported = self._reported, []
+        return reported
 
     def all(self) -> list[Compilation]:
         """Those under way."""
@@ -62,7 +81,7 @@ class Programs:
         hosts = self._topology.hosts_of(event.devices)
         for host in hosts:
             if failure := self._membership.failure_of(host):
-                out.append(ReportCompiled(event.peer, event.session, event.executable, None, failure))
+                self._report(event, None, failure, out)
                 return
         slices = self._topology.slices_of(event.devices)
         if event.options == FUNCTION_OPTIONS:
@@ -71,7 +90,7 @@ class Programs:
         try:
             world = self._worlds.for_program(slices, hosts, out)
         except StatusError as failed:
-            out.append(ReportCompiled(event.peer, event.session, event.executable, None, failed.status))
+            self._report(event, None, failed.status, out)
             return
         compilation = Compilation(event, world, hosts)
         self._compilations[event.session, event.executable] = compilation
@@ -88,7 +107,7 @@ class Programs:
                 elif compilation.num_worlds < MAX_FAILURES_IN_A_ROW:
                     self._wait_for_another_world(compilation, failure, out)
                 else:
-                    self._report(compilation, failure, out)
+                    self._end(compilation, failure, out)
 
     def _wait_for_another_world(self, compilation: Compilation, failure: Status, out: list[Instruction]) -> None:
         compilation.num_worlds += 1
@@ -96,7 +115,7 @@ class Programs:
             compilation.world = self._worlds.for_program(compilation.world.slices, compilation.hosts, out)
         except StatusError:
             # A host is lost, of which ``failure`` tells.
-            self._report(compilation, failure, out)
+            self._end(compilation, failure, out)
             return
         if compilation.world.is_settled:
             self._ask_first(compilation, out)
@@ -109,20 +128,20 @@ class Programs:
         compilation.unanswered.discard(host)
         if event.failure is not None:
             message = f"host {host}: {event.failure.message}" if len(compilation.hosts) > 1 else event.failure.message
-            self._report(compilation, Status(event.failure.code, message), out)
+            self._end(compilation, Status(event.failure.code, message), out)
             return
         if compilation.stage is Stage.FIRST:
             compilation.metadata = event.metadata
             compilation.stage = Stage.OTHERS
             self._ask(compilation, compilation.hosts[1:], out)
         if not compilation.unanswered:
-            self._report(compilation, None, out)
+            self._end(compilation, None, out)
 
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> None:
         """A host is lost: programs that need it will never be everywhere, or cannot run in their world any more."""
         for compilation in self.all():
             if host in compilation.hosts or (compilation.world.is_over and len(compilation.hosts) > 1):
-                self._report(compilation, failure, out)
+                self._end(compilation, failure, out)
 
     def close_session(self, session: SessionId) -> None:
         """Nobody is left to be told."""
@@ -161,8 +180,11 @@ class Programs:
                 )
             )
 
-    def _report(self, compilation: Compilation, failure: Status | None, out: list[Instruction]) -> None:
+    def _end(self, compilation: Compilation, failure: Status | None, out: list[Instruction]) -> None:
         request = compilation.request
         del self._compilations[request.session, request.executable]
-        metadata = None if failure is not None else compilation.metadata
+        self._report(request, None if failure is not None else compilation.metadata, failure, out)
+
+    def _report(self, request: ProgramRequested, metadata: Any, failure: Status | None, out: list[Instruction]) -> None:
         out.append(ReportCompiled(request.peer, request.session, request.executable, metadata, failure))
+        self._reported.append(Reported(request.session, request.executable, failure))

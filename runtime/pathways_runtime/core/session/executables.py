@@ -37,8 +37,8 @@ class ExecutableRecord(msgspec.Struct):
         needed_hosts: ``hosts``, or those of its world if it runs on several: when one of them is lost, the world is
             over, and it must be loaded again in the next one.
         compiled: None until the first ProgramCompiled; the client knows the handle only after that.
-        newest: the name of the latest CompileProgram; only its answer counts.
-        on_workers: its name on workers; 0 while it was never loaded.
+        on_workers: its name on workers, that of the latest CompileProgram; 0 while there was none. While it is being
+            loaded, the controller holds what names it.
         unloaded: why it cannot run at present although the client has it; executions poison their outputs with this.
         waiting: the Compile request to answer, until it is.
         plugin: what it does, if it is no program of XLA's; nothing else of it is on workers then.
@@ -54,7 +54,6 @@ class ExecutableRecord(msgspec.Struct):
     compiled: CompiledProgram | None = None
     outputs: tuple[OutputSpec, ...] = ()
     donated: tuple[int, ...] = ()
-    newest: Handle = Handle(0)
     on_workers: Handle = Handle(0)
     unloaded: Status | None = None
     is_deleted: bool = False

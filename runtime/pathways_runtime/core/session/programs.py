@@ -54,19 +54,15 @@ def program_compiled(state: SessionState, event: ProgramCompiled) -> None:
     record = table.loads.pop(handle, None)
     if record is None:
         raise LookupError(f"program {handle} is compiled, but nobody asked for it")
-    is_newest = handle == record.newest
+    is_newest = handle == record.on_workers
+    if record.is_deleted or not is_newest:
+        # If it has failed somewhere, it may be there all the same on other hosts.
+        _submit_delete(state, handle, record.hosts)
+    elif event.failure is not None:
+        record.unloaded = event.failure
     if record.waiting is not None and (event.program is not None or is_newest):
         # Else a host was replaced meanwhile, and it is being compiled again.
         _answer(state, record, event.program, event.failure)
-    if record.is_deleted or not is_newest:
-        if event.failure is None:
-            _submit_delete(state, handle, record.hosts)
-        return
-    record.unloaded = event.failure or state.placements.first_loss(record.needed_hosts)
-    if event.failure is None:
-        former, record.on_workers = record.on_workers, handle
-        if former:
-            _submit_delete(state, former, record.hosts)
 
 
 def _stand_in_compiled(state: SessionState, stand_in_handle: Handle, event: ProgramCompiled) -> None:
@@ -97,7 +93,7 @@ def _answer(
     if program is None:
         assert failure is not None
         del state.executables.records[record.handle]
-        record.is_deleted = True
+        _delete(state, record)
         state.respond_error(request_id, failure)
         return
     record.compiled = program
@@ -121,10 +117,17 @@ def _output_specs(state: SessionState, record: ExecutableRecord, program: Compil
 
 
 def load(state: SessionState, record: ExecutableRecord, handle: Handle) -> None:
-    """Have all hosts of a program load it, by that name; ProgramCompiled answers."""
-    record.newest = handle
-    state.executables.loads[handle] = record
+    """Have all hosts of a program load it, by that name; ProgramCompiled answers.
+
+    What it was called before goes as soon as it is known whether it was loaded.
+    """
+    table = state.executables
+    former, record.on_workers = record.on_workers, handle
+    record.unloaded = state.placements.first_loss(record.needed_hosts)
+    table.loads[handle] = record
     state.out.append(CompileProgram(handle, record.program, record.options, record.devices))
+    if former and former not in table.loads:
+        _submit_delete(state, former, record.hosts)
 
 
 def _submit_delete(state: SessionState, handle: Handle, hosts: tuple[HostIndex, ...]) -> None:
@@ -143,9 +146,9 @@ def lose_host(state: SessionState, host: HostIndex, loss: Status) -> None:
 def load_again(state: SessionState, host: HostIndex) -> None:
     """A worker stands behind a host that was lost: load what needs it and has all its hosts.
 
-    Until that is done, executions go on to poison their outputs. What is loaded again has another name on workers: so a
-    launch that is on its way runs what was loaded before on all its hosts, and fails on all of them, instead of meeting
-    the one on some and the other on others.
+    Executions name what is being loaded from now on, and the controller holds them until it is. It has another name on
+    workers: so a launch that is on its way runs what was loaded before on all its hosts, and fails on all of them,
+    instead of meeting the one on some and the other on others.
     """
     loading = set(map(id, state.executables.loads.values()))
     for record in list(state.executables.records.values()):
@@ -181,7 +184,8 @@ def _delete(state: SessionState, record: ExecutableRecord) -> None:
     if not record.is_deleted:
         record.is_deleted = True
         record.program = record.options = b""
-        if record.on_workers:
+        # What is being loaded goes once it is.
+        if record.on_workers and record.on_workers not in state.executables.loads:
             _submit_delete(state, record.on_workers, record.hosts)
 
 
