@@ -237,7 +237,7 @@ class FakeCluster:
             case operations.Launch():
                 self._launch(session, operation)
             case operations.DeleteExecutable(executable=executable):
-                del session.executables[executable]
+                session.executables.pop(executable, None)
             case operations.Poison(handles=handles, status=status):
                 session.poisons.update(dict.fromkeys(handles, status))
             case operations.Await(wait_id=wait_id, handles=handles):
