@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S, RELAY_FANOUT
+
 VARIABLE_PREFIX = "SLURM_PATHWAYS_"
 
 #: Where run folders are made; not a setting of one run.
@@ -199,8 +201,8 @@ class RuntimeSpec:
     startup_timeout_s: float = 120.0
     failure_grace_s: float = 30.0
     kill_after_s: float = 10.0
-    heartbeat_timeout_s: float = 8.0
-    relay_fanout: int = 32
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+    relay_fanout: int = RELAY_FANOUT
     slice_by: str = SLICINGS[0]
     interface: str | None = None
     data_plane_encryption: str = ENCRYPTIONS[0]

@@ -21,7 +21,7 @@ from pathways_runtime.wire import messages as msg
 DEADLINE_S = 15.0
 
 #: Answers to heartbeats, and what executors are told of one another.
-AT_ANY_TIME = (msg.Heartbeat, msg.PeerLost, msg.PeerReplaced, msg.LeaveWorld)
+AT_ANY_TIME = (msg.Heartbeat, msg.PeersLost, msg.PeerReplaced, msg.LeaveWorld)
 
 
 class Peer:

@@ -93,9 +93,9 @@ class RelayedCluster:
         """The next operations of a host, in the order of its stream; what it is told of losses before them, too."""
         received: list[tuple[int, ops.Operation]] = []
         while len(received) < count:
-            message = self.executors[host].next(msg.Batch, msg.PeerLost, msg.LeaveWorld)
-            if isinstance(message, msg.PeerLost):
-                self.losses_told.setdefault(host, set()).add(message.host)
+            message = self.executors[host].next(msg.Batch, msg.PeersLost, msg.LeaveWorld)
+            if isinstance(message, msg.PeersLost):
+                self.losses_told.setdefault(host, set()).update(lost for lost, _ in message.lost)
             elif isinstance(message, msg.Batch):
                 received += [(o.seq, msgspec.msgpack.decode(o.body, type=ops.Operation)) for o in message.operations]
         assert len(received) == count

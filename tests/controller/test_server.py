@@ -113,7 +113,7 @@ def test_a_lost_executor_is_a_lost_host_with_its_cause(start_cluster, says):
     announced = cluster.controller.wait_for("host_lost")
     assert (announced["host"], announced["log_tail"]) == (2, "last words" if says else "")
     # What the lost host has a part in becomes an error on the others, and the session is told.
-    assert cluster.executors[0].next(msg.PeerLost) == msg.PeerLost(2, state.failure)
+    assert cluster.executors[0].next(msg.PeersLost) == msg.PeersLost(((2, state.failure),))
     proxy.send(launch(session, 1))
     ((_, _, poison),) = operations_of(cluster.executors[0].next(msg.Batch))
     assert poison == ops.Poison(1, (1,), state.failure)

@@ -12,7 +12,7 @@ import uvloop
 
 from pathways_runtime.controller.server import Controller
 from pathways_runtime.core.controller.core import ControllerCore
-from pathways_runtime.core.controller.relays import RELAY_FANOUT
+from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S, RELAY_FANOUT
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.transport import addresses, network
 from pathways_runtime.transport.credentials import CredentialsError
@@ -41,7 +41,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--relay-fanout", type=int, default=RELAY_FANOUT, help="executors of more hosts than this are behind relays"
     )
-    parser.add_argument("--heartbeat-timeout-s", type=float, default=8.0)
+    parser.add_argument("--heartbeat-timeout-s", type=float, default=HEARTBEAT_TIMEOUT_S)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
     arguments = parser.parse_args(argv)

@@ -126,7 +126,7 @@ class Controller:
             ins.ReportReady: self._perform_report_ready,
             ins.Refuse: self._perform_refuse,
             ins.BindExecutors: self._perform_bind_executors,
-            ins.LosePeer: self._perform_lose_peer,
+            ins.LosePeers: self._perform_lose_peers,
             ins.ReplacePeer: self._perform_replace_peer,
             ins.ChangeHost: self._perform_change_host,
             ins.StartCoordination: self._perform_start_coordination,
@@ -537,8 +537,8 @@ class Controller:
                 self._peers.bind(bound.host, peer)
                 self._peers.send(bound.peer, msg.Bind(bound.host, self._topology, addresses))
 
-    def _perform_lose_peer(self, instruction: ins.LosePeer) -> None:
-        self._peers.send_to_all(instruction.peers, msg.PeerLost(instruction.host, instruction.failure))
+    def _perform_lose_peers(self, instruction: ins.LosePeers) -> None:
+        self._peers.send_to_all(instruction.peers, msg.PeersLost(instruction.lost))
 
     def _perform_replace_peer(self, instruction: ins.ReplacePeer) -> None:
         self._peers.send_to_all(instruction.peers, msg.PeerReplaced(_address_of(instruction.bound)))

@@ -26,7 +26,7 @@ from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
-from pathways_runtime.core.controller.relays import RELAY_FANOUT
+from pathways_runtime.core.defaults import RELAY_FANOUT
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, RequestId, WaitId, WorkerId
 from pathways_runtime.core.operations import Await

@@ -8,7 +8,7 @@ from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.controller.core import ControllerCore
 from pathways_runtime.core.controller.events import PeerId
-from pathways_runtime.core.controller.relays import RELAY_FANOUT
+from pathways_runtime.core.defaults import RELAY_FANOUT
 from pathways_runtime.core.ids import HostIndex, OpId, SessionId, WaitId, WorkerId, WorldId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.session import events as sev
@@ -370,8 +370,8 @@ class SimulatedCluster:
                 for bound in executors:
                     executor = self._bound[bound.host] = self._executor(bound.peer)
                     self._to_process(bound.peer, functools.partial(executor.bind, bound.host, dict(all_peers)))
-            case ins.LosePeer(peers, host, failure):
-                self._to_executors(peers, lambda e: functools.partial(e.lose_peer, host, failure))
+            case ins.LosePeers(peers, lost):
+                self._to_executors(peers, lambda e: functools.partial(e.lose_peers, lost))
             case ins.ReplacePeer(peers, bound):
                 replacement = self._executor(bound.peer)
                 self._to_executors(peers, lambda e: functools.partial(e.replace_peer, bound.host, replacement))

@@ -158,8 +158,12 @@ class SimulatedExecutor(Process):
         assert self.host in (-1, host), f"{self.name} is bound to host {self.host} and now to {host}"
         self.host, self.peers = host, peers
 
-    def lose_peer(self, host: HostIndex, failure: Status) -> None:
-        """Another host is gone: what it has not sent will never come. What is under way still does."""
+    def lose_peers(self, lost: tuple[tuple[HostIndex, Status], ...]) -> None:
+        """Other hosts are gone: what they have not sent will never come. What is under way still does."""
+        for host, failure in lost:
+            self._lose_peer(host, failure)
+
+    def _lose_peer(self, host: HostIndex, failure: Status) -> None:
         self._lost_peers[host] = failure
         if (gone := self.peers.pop(host, None)) is not None:
             self._given_up.add(gone)

@@ -13,8 +13,8 @@ but for ToChildren and FromChild, whose payload is the header of a frame that a 
                                 to a relay: StartRelay, ToChildren, CloseChild
     executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, WorldLeft, Compiled, OperationFailed,
                                 StatusReply, Heartbeat; if a relay is between: ReadyHere
-    controller  -> executor     Bind, PeerLost, PeerReplaced, FormWorld, LeaveWorld, Compile, OpenSession, CloseSession,
-                                Batch, StatusRequest, Shutdown
+    controller  -> executor     Bind, PeersLost, PeerReplaced, FormWorld, LeaveWorld, Compile, OpenSession,
+                                CloseSession, Batch, StatusRequest, Shutdown
     any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
 
 Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused
@@ -378,11 +378,10 @@ class Bind(Message, frozen=True, tag="Bind"):
     peers: tuple[PeerAddress, ...]
 
 
-class PeerLost(Message, frozen=True, tag="PeerLost"):
-    """The executor behind ``host`` is lost: nothing more will come from it, or reach it."""
+class PeersLost(Message, frozen=True, tag="PeersLost"):
+    """The executors behind some hosts are lost, and why: nothing more will come from them, or reach them."""
 
-    host: HostIndex
-    failure: Status
+    lost: tuple[tuple[HostIndex, Status], ...]
 
 
 class PeerReplaced(Message, frozen=True, tag="PeerReplaced"):
@@ -558,7 +557,7 @@ AnyMessage = (
     | RelayBacklog
     | RegisterExecutor
     | Bind
-    | PeerLost
+    | PeersLost
     | PeerReplaced
     | FormWorld
     | WorldFormed

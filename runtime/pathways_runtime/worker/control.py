@@ -45,8 +45,8 @@ from pathways_runtime.wire.messages import (
     Hello,
     LeaveWorld,
     OpenSession,
-    PeerLost,
     PeerReplaced,
+    PeersLost,
     Refused,
     RegisterExecutor,
     Shutdown,
@@ -146,7 +146,7 @@ class Executor:
         self._compiling = Pool("compiles", _NUM_COMPILE_THREADS, initializer=_give_way)
         self._on_message: dict[type[Any], Callable[[Any], None]] = {
             Bind: self._bind,
-            PeerLost: self._peer_lost,
+            PeersLost: self._peers_lost,
             PeerReplaced: self._peer_replaced,
             FormWorld: self._form_world,
             LeaveWorld: self._leave_world,
@@ -243,9 +243,10 @@ class Executor:
             self._dispatcher.serve_functions(self._python)
         self._bound = message
 
-    def _peer_lost(self, message: PeerLost) -> None:
-        self._data_plane.peer_lost(message.host, message.failure.message)
-        self._collectives.lose(message.host)
+    def _peers_lost(self, message: PeersLost) -> None:
+        for host, failure in message.lost:
+            self._data_plane.peer_lost(host, failure.message)
+            self._collectives.lose(host)
 
     def _peer_replaced(self, message: PeerReplaced) -> None:
         bound, _ = self._require_bound()

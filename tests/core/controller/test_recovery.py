@@ -4,6 +4,7 @@ import pytest
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
+from pathways_runtime.core.controller.membership import FIRST_START_TIMEOUT_NS, START_TIMEOUT_NS
 from pathways_runtime.core.controller.workers import MAX_SHORT_LIVES
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
@@ -45,7 +46,7 @@ def test_a_spare_takes_the_place_of_a_lost_host():
     assert [(b.host, b.worker) for b in bind.all] == [(0, 0), (1, 4), (2, 2), (3, 3)]
     (replaced,) = of_type(out, ins.ReplacePeer)
     assert (replaced.peers, replaced.bound.worker) == ((1000, 1002, 1003), 4)
-    assert of_type(out, ins.LosePeer) == [ins.LosePeer((1000, 1002, 1003), 1, change.failure)]
+    assert of_type(out, ins.LosePeers) == [ins.LosePeers((1000, 1002, 1003), ((1, change.failure),))]
     assert of_type(out, ins.LeaveWorld) == [ins.LeaveWorld((1000,), 1, change.failure)]
 
     out = driver.send(ev.CoordinationStarted(3, "unix:/3"))
@@ -297,6 +298,51 @@ def test_one_that_lived_long_is_not_counted_among_those():
         driver.now_ns += 11 * SECOND_NS
         assert len(of_type(lose(driver, 1, epoch), ins.StartExecutor)) == 1
         driver.register_executor(1, epoch + 1)
+
+
+def live(driver, seconds, peers):
+    """Time passes, and these go on saying that they live."""
+    out = []
+    for _ in range(seconds):
+        for peer in peers:
+            driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+        out += driver.pass_time(1)
+    return out
+
+
+def test_an_executor_that_does_not_register_is_given_up_for_the_next():
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    lose(driver, 4)
+    lives = [10000, 10001, 10002, 10003, 10004, 1000, 1001, 1002, 1003]
+    seconds = START_TIMEOUT_NS // SECOND_NS
+    assert of_type(live(driver, seconds - 1, lives), ins.StopExecutor) == []
+    assert states(driver)[4] == "starting"
+    out = live(driver, 1, lives)
+    assert of_type(out, ins.StopExecutor) == [ins.StopExecutor(10004, 2)]
+    assert of_type(out, ins.StartExecutor) == [ins.StartExecutor(10004, 3)]
+    (lost,) = announced(out, "worker_lost")
+    assert lost["cause"] == "its executor has not registered within 120 s"
+    driver.register_executor(4, epoch=3)
+    assert states(driver)[4] == "spare"
+
+
+def test_first_executors_may_take_longer_to_register():
+    driver = Driver(Topology(1, 2, 2, "cpu"))
+    for worker in (0, 1):
+        driver.register_worker(worker)
+    driver.register_executor(0)
+    lives = [10000, 10001, 1000]
+    assert of_type(live(driver, FIRST_START_TIMEOUT_NS // SECOND_NS - 1, lives), ins.StopExecutor) == []
+    assert of_type(live(driver, 1, lives), ins.StopExecutor) == [ins.StopExecutor(10001, 1)]
+    (failed,) = announced(driver.out, "failed")
+    assert "its executor has not registered within 600 s" in failed["reason"]
+
+
+def test_time_in_which_the_controller_did_not_run_counts_for_no_start():
+    driver = Driver(TWO_BY_TWO).start()
+    lose(driver, 1)
+    driver.now_ns += 2 * START_TIMEOUT_NS
+    assert of_type(driver.pass_time(1), ins.StopExecutor) == []
 
 
 @pytest.mark.parametrize("peer", [1001, 10001])

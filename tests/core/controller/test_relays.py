@@ -149,6 +149,18 @@ def test_a_relay_that_is_gone_takes_its_executors_along_and_names_itself():
     assert driver.submit(*launches(session, 2, 1, hosts=(2, 3))) == [2]
 
 
+def test_all_executors_behind_a_relay_are_told_of_at_once():
+    driver = Driver(Topology(8, 4, 1, "cpu"), num_spares=1, relay_fanout=8).start()
+    out = driver.send(ev.PeerClosed(10000, "reset", driver.now_ns))
+    # The relay's own host, and the seven behind it; nobody is told who is lost himself.
+    told = of_type(out, ins.LosePeers)
+    assert [[host for host, _ in instruction.lost] for instruction in told] == [[0], list(range(1, 8))]
+    assert told[-1].peers == (1032, *range(1008, 1032))
+    assert {host: failure for i in told for host, failure in i.lost} == {
+        change.host: change.failure for change in of_type(out, ins.ChangeHost)
+    }
+
+
 def test_an_executor_that_is_gone_leaves_its_supervisor_a_relay():
     driver = Driver(Topology(1, 4, 1, "cpu"), relay_fanout=2).start()
     driver.send(ev.PeerClosed(1000, "closed", driver.now_ns))

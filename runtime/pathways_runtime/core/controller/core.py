@@ -19,10 +19,10 @@ from pathways_runtime.core.controller.membership import (
     Membership,
 )
 from pathways_runtime.core.controller.programs import Programs
-from pathways_runtime.core.controller.relays import RELAY_FANOUT
 from pathways_runtime.core.controller.sessions import Session, Sessions
 from pathways_runtime.core.controller.status import report
 from pathways_runtime.core.controller.worlds import World, Worlds
+from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S, RELAY_FANOUT
 from pathways_runtime.core.ids import HostIndex, SessionId, WorkerId
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
@@ -47,7 +47,7 @@ class ControllerCore:
         self,
         topology: Topology,
         num_spares: int = 0,
-        heartbeat_timeout_ns: int = 30_000_000_000,
+        heartbeat_timeout_ns: int = int(HEARTBEAT_TIMEOUT_S * 1e9),
         max_launches_in_flight: int = MAX_LAUNCHES_IN_FLIGHT,
         max_undispatched: int = MAX_UNDISPATCHED,
         relay_fanout: int = RELAY_FANOUT,

@@ -102,12 +102,11 @@ class BindExecutors(Instruction, frozen=True):
     all: tuple[BoundExecutor, ...]
 
 
-class LosePeer(Instruction, frozen=True):
-    """Tell these executors that the one behind ``host`` is lost: nothing more will come from it, or reach it."""
+class LosePeers(Instruction, frozen=True):
+    """Tell these executors that those behind some hosts are lost: nothing more will come from them, or reach them."""
 
     peers: tuple[PeerId, ...]
-    host: HostIndex
-    failure: Status
+    lost: tuple[tuple[HostIndex, Status], ...]
 
 
 class ReplacePeer(Instruction, frozen=True):

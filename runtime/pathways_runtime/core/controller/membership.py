@@ -19,19 +19,24 @@ from pathways_runtime.core.controller.instructions import (
     BoundExecutor,
     HostBinding,
     Instruction,
-    LosePeer,
+    LosePeers,
     Refuse,
     ReplacePeer,
     StopExecutor,
 )
-from pathways_runtime.core.controller.relays import RELAY_FANOUT, Relays
+from pathways_runtime.core.controller.relays import Relays
 from pathways_runtime.core.controller.workers import Host, Loss, Worker, WorkerState
+from pathways_runtime.core.defaults import RELAY_FANOUT
 from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 
 #: How long a closed executor connection waits for its supervisor's word of how the executor ended.
 VERDICT_NS = 500_000_000
+#: How long an executor may take to register; the first of a worker may have to load all its code from a slow file
+#: system, as may those of all other workers at that time.
+START_TIMEOUT_NS = 120_000_000_000
+FIRST_START_TIMEOUT_NS = 600_000_000_000
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -189,7 +194,7 @@ class Membership:
         else:
             worker = known
             worker.register(event)
-            worker.begin()
+            worker.begin(event.now_ns)
         self._by_supervisor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
         self._relays.start_executor(event.worker, event.peer, worker.epoch, out)
@@ -284,17 +289,24 @@ class Membership:
         return self._lose(worker, f"its executor {_ending(event.returncode)}", event.log_tail, event.now_ns, out)
 
     def pass_time(self, now_ns: int, out: list[Instruction]) -> list[Finding]:
-        """Ends CLOSING that has got no word, and finds workers that are silent."""
+        """Ends CLOSING that has got no word, and finds workers that are silent, and executors that do not come."""
         gap_ns = now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
         if gap_ns > self._heartbeat_timeout_ns // 2:
             # It was the controller that did not run; heartbeats may lie unread, so silence says nothing.
             for peer in self._last_heard_ns:
                 self._last_heard_ns[peer] += gap_ns
+            for worker in self._workers.values():
+                worker.begun_ns += gap_ns
         findings: list[Finding] = []
         for worker in self.workers():
             if worker.state is WorkerState.CLOSING and now_ns >= worker.verdict_due_ns:
                 findings += self._lose(worker, worker.closing_cause, "", now_ns, out)
+            elif worker.state is WorkerState.STARTING and worker.supervisor is not None:
+                timeout_ns = FIRST_START_TIMEOUT_NS if worker.epoch == 1 else START_TIMEOUT_NS
+                if now_ns - worker.begun_ns >= timeout_ns:
+                    cause = f"its executor has not registered within {timeout_ns // 1_000_000_000} s"
+                    findings += self._lose(worker, cause, "", now_ns, out)
         oldest_ns = now_ns - self._heartbeat_timeout_ns
         for peer in [peer for peer, heard_ns in self._last_heard_ns.items() if heard_ns < oldest_ns]:
             if peer not in self._last_heard_ns:
@@ -399,17 +411,41 @@ class Membership:
 
         Nobody waits for their supervisors' word, which would only say that they ended because they lost the connection.
         """
-        findings: list[Finding] = []
-        for peer in self._relays.close_supervisor(supervisor, out):
-            child = self._by_executor.get(peer)
-            if child is not None:
-                cause = f"its relay, the supervisor of {worker.label()}, is gone ({reason})"
-                findings += self._lose(child, cause, "", now_ns, out)
-        return findings
+        cause = f"its relay, the supervisor of {worker.label()}, is gone ({reason})"
+        behind = map(self._by_executor.get, self._relays.close_supervisor(supervisor, out))
+        return self._lose_together([child for child in behind if child is not None], cause, "", now_ns, out)
 
     def _lose(self, worker: Worker, cause: str, log_tail: str, now_ns: int, out: list[Instruction]) -> list[Finding]:
-        if worker.state is WorkerState.LOST:
+        return self._lose_together([worker], cause, log_tail, now_ns, out)
+
+    def _lose_together(
+        self, workers: list[Worker], cause: str, log_tail: str, now_ns: int, out: list[Instruction]
+    ) -> list[Finding]:
+        """Workers are lost for one cause. Who is left is told of all of them at once."""
+        workers = [worker for worker in workers if worker.state is not WorkerState.LOST]
+        if not workers:
             return []
+        lost = [self._lose_one(worker, cause, log_tail, now_ns, out) for worker in workers]
+        findings = [finding for finding in lost if finding is not None]
+        if findings:
+            peers = tuple(bound.peer for bound in self._bound_executors())
+            out.append(LosePeers(peers, tuple((finding.host, finding.failure) for finding in findings)))
+        if self.is_bound:
+            for worker, finding in zip(workers, lost, strict=True):
+                self._try_again(worker, finding is not None and finding.had_served, now_ns, out)
+            return [*findings, *self._fill_hosts(out)]
+        num_usable = self._num_expected - sum(w.state is WorkerState.LOST for w in self._workers.values())
+        if num_usable < self._topology.num_hosts:
+            last = workers[-1].failure
+            assert last is not None
+            reason = f"{num_usable} workers remain for {self._topology.num_hosts} hosts: {last.message}"
+            out.append(Announce("failed", {"reason": reason}))
+            return []
+        return self._bind_when_complete(out)
+
+    def _lose_one(
+        self, worker: Worker, cause: str, log_tail: str, now_ns: int, out: list[Instruction]
+    ) -> HostLost | None:
         at = datetime.datetime.fromtimestamp(self.unix_s(now_ns), tz=datetime.UTC)
         its_slice = (
             f", and with it slice {self._topology.slice_of_host(worker.host)}" if worker.host is not None else ""
@@ -434,25 +470,14 @@ class Membership:
         fields = {"host": host_index, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
         how = {"found_after_s": loss.found_after_s, "log_tail": log_tail}
         out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, **how}))
-        findings: list[Finding] = []
-        had_served = False
-        if host_index is not None:
-            host = self.hosts[host_index]
-            had_served, host.is_joining = host.failure is None, False
-            host.failure = failure
-            if had_served or host.loss is None:
-                host.loss = loss
-            out.append(LosePeer(tuple(bound.peer for bound in self._bound_executors()), host_index, failure))
-            findings.append(HostLost(host_index, worker.name, failure, had_served))
-        if self.is_bound:
-            self._try_again(worker, had_served, now_ns, out)
-            return findings + self._fill_hosts(out)
-        num_usable = self._num_expected - sum(w.state is WorkerState.LOST for w in self._workers.values())
-        if num_usable < self._topology.num_hosts:
-            reason = f"{num_usable} workers remain for {self._topology.num_hosts} hosts: {message}"
-            out.append(Announce("failed", {"reason": reason}))
-            return []
-        return self._bind_when_complete(out)
+        if host_index is None:
+            return None
+        host = self.hosts[host_index]
+        had_served, host.is_joining = host.failure is None, False
+        host.failure = failure
+        if had_served or host.loss is None:
+            host.loss = loss
+        return HostLost(host_index, worker.name, failure, had_served)
 
     def _try_again(self, worker: Worker, had_served: bool, now_ns: int, out: list[Instruction]) -> None:
         """Have a lost worker's supervisor, if it is there, start another executor; it will be a spare."""
@@ -463,7 +488,7 @@ class Membership:
             fields = {"worker": worker.worker, "name": worker.name, "num_executors": worker.num_short_lives}
             out.append(Announce("worker_given_up", fields))
             return
-        worker.begin()
+        worker.begin(now_ns)
         self._relays.start_executor(worker.worker, worker.supervisor, worker.epoch, out)
 
 

@@ -11,9 +11,6 @@ from pathways_runtime.core.controller.instructions import Instruction, StartExec
 from pathways_runtime.core.ids import HostIndex, WorkerId
 from pathways_runtime.core.topology import Topology
 
-#: Up to so many executors connect to the controller themselves; a message to or from each costs it microseconds.
-RELAY_FANOUT = 32
-
 #: Sets of children that are remembered per relay. Gangs name few; what comes at odd times may name any.
 _MOST_REMEMBERED = 1024
 

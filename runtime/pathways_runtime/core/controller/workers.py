@@ -36,6 +36,7 @@ class Worker:
     Attributes:
         supervisor: its supervisor's connection, None once that is closed.
         epoch: of its executor; each one gets a higher number than those before.
+        begun_ns: when that was to be started.
         executor: what its executor said of itself, None until it is there. Kept after a loss.
         host: the virtual host that it stands behind, or stood behind when it was lost.
         failure: why it is lost; None while it is not.
@@ -50,7 +51,7 @@ class Worker:
         self.epoch = 0
         self.num_short_lives = 0
         self.register(registered)
-        self.begin()
+        self.begin(registered.now_ns)
 
     def register(self, registered: WorkerRegistered) -> None:
         """A supervisor has introduced itself as this worker."""
@@ -58,9 +59,10 @@ class Worker:
         self.supervisor: PeerId | None = registered.peer
         self.supervisor_pid = registered.pid
 
-    def begin(self) -> None:
+    def begin(self, now_ns: int) -> None:
         """The next executor is to be started."""
         self.epoch += 1
+        self.begun_ns = now_ns
         self.executor: ExecutorRegistered | None = None
         self.host: HostIndex | None = None
         self.state = WorkerState.STARTING
