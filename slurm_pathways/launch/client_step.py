@@ -144,6 +144,10 @@ def main() -> int:
     while True:
         ended, status = os.wait()
         if ended == pid:
+            # Python gives handlers back to the system's defaults while it ends: what the program has been sent, and
+            # Slurm sends to us a moment later, would then be what the task ends by.
+            for number in _FORWARDED_BY_SLURM:
+                signal.signal(number, signal.SIG_IGN)
             arguments.pid_file.unlink(missing_ok=True)
             end_descendants()
             code = os.waitstatus_to_exitcode(status)

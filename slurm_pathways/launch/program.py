@@ -5,6 +5,7 @@ pipeline around us keeps working. Such a signal reaches us too, from the kernel,
 it already. What another process sends to us is passed on.
 """
 
+import atexit
 import contextlib
 import errno
 import os
@@ -51,6 +52,8 @@ class Signals:
     """While entered, the signals of ``PASSED_ON`` end nothing: they are told to ``on_signal``, on a thread of its own.
 
     To be entered on the main thread before any other thread is started: threads inherit the mask.
+
+    When the interpreter ends they are ignored, so that a late one does not become the exit code.
     """
 
     def __init__(self, on_signal: Callable[[SignalReceived], None]) -> None:
@@ -60,6 +63,8 @@ class Signals:
         self._wake = signal.SIGRTMIN
 
     def __enter__(self) -> "Signals":
+        # Python gives handlers back to the system's defaults while it ends.
+        atexit.register(_ignore, self._caught)
         # A handler as well: the mask is lifted for moments, while children are started.
         for number in self._caught:
             self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
@@ -86,6 +91,11 @@ class Signals:
                 return
             # Positive codes are the kernel's own; kill() and the like give zero or less.
             self._on_signal(SignalReceived(received.si_signo, from_terminal=received.si_code > 0))
+
+
+def _ignore(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Program:

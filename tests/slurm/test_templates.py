@@ -138,8 +138,7 @@ def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path
 
 def test_requeue_keeps_exit_codes(submit_template: SubmitTemplate, sandbox: Sandbox) -> None:
     """Of programs that end by themselves, that fail when the signal comes, and that do not know of it."""
-    # A second signal while it ends must not be the one that it ends by.
-    failing = "trap \"trap '' USR1; exit 5\" USR1; echo ready; while :; do sleep 0.1; done"
+    failing = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.1; done"
     unknowing = "echo ready; exec sleep 600"
     jobs = [submit_template("requeue", 1, "sh", "-c", script) for script in ("exit 3", failing, unknowing)]
     for job in jobs[1:]:
