@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slurm_pathways.launch import records
-from slurm_pathways.launch.records import RUN, Record
+from slurm_pathways.launch.records import RUN, Component, Record
 from slurm_pathways.slurm import accounting
 from slurm_pathways.slurm.commands import CommandError, CommandFailed, Slurm
 
@@ -166,7 +166,7 @@ def _owners(runs: Sequence[Record], steps: Mapping[str, accounting.Record]) -> d
     clients = sorted(int(step) for step, row in steps.items() if row.name == _CLIENT_STEP and step.isdigit())
     owners: dict[str, list[tuple[str, str]]] = {}
     for run in runs:
-        mine = [(part.name, str(part.step_id)) for part in run.components if str(part.step_id) in steps]
+        mine = [(part.name, str(part.step_id)) for part in _of_job(run) if str(part.step_id) in steps]
         owners[run.id] = mine
         last = max((int(step) for _, step in mine), default=None)
         after = [client for client in clients if last is None or client > last]
@@ -180,6 +180,11 @@ def _owners(runs: Sequence[Record], steps: Mapping[str, accounting.Record]) -> d
             mine.append(("client", str(within[0])))
             clients.remove(within[0])
     return owners
+
+
+def _of_job(run: Record) -> list[Component]:
+    """The components that are in the run's job: what another job lends has steps there."""
+    return [part for part in run.components if part.job_id is None]
 
 
 def _job(rows: Sequence[accounting.Record]) -> Values:

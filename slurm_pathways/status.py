@@ -112,6 +112,7 @@ def _ask_where_it_is(record: RunRecord, environ: Mapping[str, str]) -> Report:
 _WORKER_COLUMNS = (
     "host",
     "name",
+    "companion",
     "slice_index",
     "state",
     "supervisor_pid",
@@ -136,7 +137,8 @@ def as_text(report: Report) -> str:
     parts = [f"run {report['run_dir']}"]
     workers = report.get("workers", [])
     if workers:
-        parts.append(table("workers", workers, _WORKER_COLUMNS))
+        columns = [column for column in _WORKER_COLUMNS if column != "companion" or any(map(_is_lent, workers))]
+        parts.append(table("workers", workers, columns))
     devices = report.get("devices", [])
     if devices:
         parts.append(table("devices", devices, ("id", "slice_index", "host", "state")))
@@ -160,6 +162,10 @@ def as_text(report: Report) -> str:
     waiting = report.get("waiting", [])
     parts.append("waiting\n" + "\n".join("  " + _fields(entry) for entry in waiting) if waiting else "nothing waits")
     return "\n\n".join(parts)
+
+
+def _is_lent(worker: dict[str, Any]) -> bool:
+    return worker.get("companion") is not None
 
 
 _FAILURE_COLUMNS = ("host", "name", "at", "found after s", "cause", "served again")

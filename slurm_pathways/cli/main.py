@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from slurm_pathways.cli.compile import compile_command
+from slurm_pathways.cli.grow import grow, lend
 from slurm_pathways.cli.interactive import Runner, down, notebook, run_options, shell, up
 from slurm_pathways.cli.options import CONTEXT
 from slurm_pathways.cli.report import report
@@ -30,6 +31,8 @@ main.add_command(sandbox)
 for command in (up, down, shell, notebook):
     main.add_command(command)
 main.add_command(submit)
+main.add_command(grow)
+main.add_command(lend)
 main.add_command(report)
 main.add_command(compile_command)
 

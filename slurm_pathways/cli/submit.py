@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from slurm_pathways.cli.options import CONTEXT, setting_options
 from slurm_pathways.config import ConfigurationError, gather
 
 #: Options of sbatch that have a name here too.
-_SBATCH = {
+SBATCH = {
     "--job-name": ("NAME", "Shown by squeue and sacct."),
     "--nodes": ("N", "Default: slices x hosts per slice + spares if one of them is given, else the template's."),
     "--time": ("TIME", "The time limit."),
@@ -26,10 +26,24 @@ _SBATCH = {
 }
 
 
-def _sbatch_options(command: Callable[..., None]) -> Callable[..., None]:
-    for name, (metavar, described) in reversed(_SBATCH.items()):
-        command = click.option(name, "sbatch_" + name[2:].replace("-", "_"), metavar=metavar, help=described)(command)
-    return command
+def sbatch_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option for each of ``SBATCH``, as ``sbatch_NAME``, and ``--sbatch`` for all others, as ``raw``."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        command = click.option(
+            "--sbatch",
+            "raw",
+            metavar="OPTION",
+            multiple=True,
+            help="Any other option of sbatch, as one word: --sbatch --reservation=may --sbatch -Cv5p. May be repeated.",
+        )(command)
+        for name, (metavar, described) in reversed(SBATCH.items()):
+            if name not in without:
+                field = "sbatch_" + name[2:].replace("-", "_")
+                command = click.option(name, field, metavar=metavar, help=described)(command)
+        return command
+
+    return add
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -39,14 +53,7 @@ def _sbatch_options(command: Callable[..., None]) -> Callable[..., None]:
     default="run",
     help="The script to start from: run (default), train, pipeline, rl, requeue, service, interactive, or your own.",
 )
-@_sbatch_options
-@click.option(
-    "--sbatch",
-    "raw",
-    metavar="OPTION",
-    multiple=True,
-    help="Any other option of sbatch, as one word: --sbatch --reservation=may --sbatch -Cv5p. May be repeated.",
-)
+@sbatch_options()
 @click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
 @click.option("--wait", "is_waiting", is_flag=True, help="Wait for the job's end, and end with its exit code.")
 @setting_options
@@ -79,7 +86,7 @@ def submit(
     from slurm_pathways.slurm.sbatch import Option, SbatchError
 
     try:
-        given = {name: options.pop("sbatch_" + name[2:].replace("-", "_")) for name in _SBATCH}
+        given = {name: options.pop("sbatch_" + name[2:].replace("-", "_")) for name in SBATCH}
         own = tuple(Option(name, value) for name, value in given.items() if value is not None)
         request = job.Request(
             template, gather(options, os.environ, config_path), (*own, *map(Option.parse, raw)), program

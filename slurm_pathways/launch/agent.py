@@ -26,7 +26,14 @@ from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch import client_step, head_loss
 from slurm_pathways.launch.client_environment import component_environment
-from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, Components, RuntimeEvent
+from slurm_pathways.launch.components import (
+    AGENT_EVENT,
+    AGENT_FAILED_EVENT,
+    ComponentEnded,
+    ComponentEvent,
+    Components,
+    RuntimeEvent,
+)
 from slurm_pathways.launch.controller_status import NoAnswer, ask
 from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.restarts import Restarts
@@ -41,8 +48,7 @@ from slurm_pathways.launch.run_folder import (
 from slurm_pathways.launch.steps import step_environment
 from slurm_pathways.slurm.commands import Slurm
 
-#: Events of the agent itself, and of components that have ended.
-AGENT_FAILED_EVENT = "node_failed"
+#: Of components that have ended.
 PROCESS_ENDED_EVENT = "process_ended"
 #: The answer to ``Ask``.
 STATUS_EVENT = "status"
@@ -266,7 +272,7 @@ class Agent:
                 self._restarts.note(component, name, fields, time.monotonic())
                 self._events.write(name, **{"component": component, **fields})
             case ComponentEnded(component, returncode, was_asked):
-                will_restart = None if was_asked else self._restart(component)
+                will_restart = None if was_asked or self._is_asked else self._restart(component)
                 if will_restart is not None:
                     self._events.write(
                         PROCESS_ENDED_EVENT, component=component, returncode=returncode, will_restart=will_restart

@@ -29,8 +29,14 @@ def worker_arguments(
     run_dir: Path | str,
     log_dir: Path | str,
     first_device: int = 0,
+    companion: str = "",
 ) -> tuple[object, ...]:
-    """A supervisor's command line. ``first_device``: of those that it may use, where hosts share a machine."""
+    """A supervisor's command line.
+
+    Args:
+        first_device: of those that it may use, where hosts share a machine.
+        companion: what people call the job that lends the host; empty for the run's own.
+    """
     return (
         *("--controller", controller_address),
         *("--worker-id", worker_id),
@@ -42,6 +48,7 @@ def worker_arguments(
         *("--log-dir", log_dir),
         *("--data-plane-encryption", spec.data_plane_encryption),
         *(("--first-device", first_device) if spec.platform == CUDA else ()),
+        *(("--companion", companion) if companion else ()),
         *(("--force-sockets",) if spec.force_sockets else ()),
     )
 

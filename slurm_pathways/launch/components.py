@@ -25,6 +25,8 @@ _READ_BYTES = 1 << 16
 
 #: From an agent (``launch.agent``), of its node and its step.
 AGENT_EVENT = "node_ready"
+#: From an agent whose node cannot take part; ``reason`` says why.
+AGENT_FAILED_EVENT = "node_failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ _OF_CONTROLLER = {
     "bound": None,
     "host_lost": "found_after_s",
     "worker_lost": "found_after_s",
+    "worker_left": None,
     "host_back": "took_s",
     "worker_given_up": None,
     "worker_refused": None,
@@ -30,7 +31,7 @@ _OF_CONTROLLER = {
     "coordination_lost": None,
     "failed": None,
 }
-_WHERE = ("host", "worker", "slices", "world", "state")
+_WHERE = ("host", "worker", "companion", "slices", "world", "state")
 
 
 def entry(event: RuntimeEvent, run_id: str, now_unix_s: float, elapsed_s: float) -> dict[str, Any] | None:

@@ -103,9 +103,11 @@ class History:
                 entry = self._component(component)
                 entry.node = fields["place"]["node"]
                 entry.step_id = int(fields["step_id"]) if fields.get("step_id") else None
+                entry.job_id = fields.get("job_id")
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == HOST_READY_EVENT:
                 host = self._host(fields["worker"], fields["name"])
                 host.ready_after_s = round(now_s - self._started_s, 3)
+                host.companion = fields.get("companion")
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == BOUND_EVENT:
                 host = self._host(fields["worker"], fields["name"])
                 host.slice_index = fields["host"] // self._spec.hosts_per_slice

@@ -34,10 +34,12 @@ from slurm_pathways.launch.components import (
     quote_log,
 )
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
+from slurm_pathways.launch.growth.messages import Lend
 from slurm_pathways.launch.program import Program
-from slurm_pathways.launch.restarts import Restarts
+from slurm_pathways.launch.restarts import ENDED_EVENT, Restarts
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
 from slurm_pathways.launch.runtime import is_at_terminal
+from slurm_pathways.slurm.quantities import Gres
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ HOST_READY_EVENT = "host_ready"
 HOST_BACK_EVENT = "host_back"
 #: From the controller, when it has given a worker up whose executors end at once: ``name``, ``num_executors``.
 GIVEN_UP_EVENT = "worker_given_up"
+#: From the controller, of a worker that has not what hosts of this run need: ``worker``, ``name``, ``reason``.
+REFUSED_EVENT = "worker_refused"
+#: From the controller, of a spare that was lent and goes: ``worker``, ``name``, ``companion``, ``reason``.
+LEFT_EVENT = "worker_left"
 #: From the controller, of a worker whose supervisor does not answer: what is left of it is to be killed.
 STUCK_EVENT = "supervisor_stuck"
 #: From the controller, when the runtime cannot become ready any more; ``reason`` says why.
@@ -95,6 +101,19 @@ class Client:
 
     proxy: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Where a worker is that was lent; see ``growth``.
+
+    Attributes:
+        node: its name for people.
+        lend: what the companion said.
+    """
+
+    node: str
+    lend: Lend
 
 
 class LocalRuntime:
@@ -144,6 +163,12 @@ class LocalRuntime:
         self._caretaker: Child | None = None
         self._started: list[Child] = []
         self._record: RunRecord | None = None
+        #: The workers beyond the run's own, by their place behind these; none ever goes from this list.
+        self._lent: list[Lent] = []
+        #: Of them, the components that were given back, or were told to end by who lends them.
+        self._returned: set[str] = set()
+        self._stopping: list[threading.Thread] = []
+        self._cache: Path | None = None
         self._started_s = 0.0
         self._deadline_s = 0.0
         self.kept_logs: Path | None = None
@@ -183,7 +208,54 @@ class LocalRuntime:
     @property
     def host_names(self) -> tuple[str, ...]:
         """What people call the hosts, by worker id."""
-        return tuple(f"host-{worker_id}" for worker_id in range(self.spec.num_hosts))
+        return tuple(f"host-{worker_id}" for worker_id in range(self.spec.num_hosts + len(self._lent)))
+
+    @property
+    def grows(self) -> bool:
+        """Whether it can ``take`` workers that are lent."""
+        return True
+
+    @property
+    def job_id(self) -> int | None:
+        """The Slurm job that it runs in."""
+        return None
+
+    @property
+    def gres_per_node(self) -> tuple[Gres, ...]:
+        """Generic resources of its nodes, as far as Slurm says."""
+        return ()
+
+    def take(self, lend: Lend) -> tuple[str, ...]:
+        """Start a worker on each node that somebody lends; returns their names at once. From the main thread.
+
+        Raises:
+            OSError: one cannot be started.
+        """
+        first = self.spec.num_hosts + len(self._lent)
+        self._lent += [Lent(node, lend) for node in lend.nodes]
+        names = tuple(f"worker-{first + place}" for place in range(len(lend.nodes)))
+        for name in names:
+            self._start_lent(name)
+        self._write_record()
+        return names
+
+    def _start_lent(self, name: str) -> None:
+        assert self._cache is not None
+        self._start_worker(_number(name), self._cache, self.controller_address)
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """End workers that were lent; returns at once."""
+        self._returned.update(names)
+        assert self._components is not None
+        self._stopping = [thread for thread in self._stopping if thread.is_alive()]
+        thread = threading.Thread(target=self._components.stop, args=(list(names), CLOSE_GRACE_S), name="give-back")
+        self._stopping.append(thread)
+        thread.start()
+
+    def _lent_of(self, component: str) -> Lent | None:
+        """Of a worker that was lent; None of the run's own components."""
+        place = _number(component) - self.spec.num_hosts if is_worker(component) else -1
+        return self._lent[place] if place >= 0 else None
 
     def program(self, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The command line and environment of a process that runs ``argv`` as the first proxy's client."""
@@ -236,6 +308,7 @@ class LocalRuntime:
         self._folder = folder = RunFolder.create(self._environ, self.spec.run_dir, log_dir=self.spec.log_dir)
         cache = self.spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._cache = cache
         self._record = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=folder.run_id,
@@ -243,6 +316,7 @@ class LocalRuntime:
             started_at_unix_s=time.time(),
             controller_address=self.controller_address,
             components=(),
+            growth="" if self.grows else None,
             **self._where(),
         )
         # Before anything starts, so that the caretaker finds it at any later moment.
@@ -282,9 +356,14 @@ class LocalRuntime:
                 log_dir=self.folder.logs,
                 # Hosts of one machine share its GPUs out.
                 first_device=worker_id * self.spec.devices_per_host,
+                companion=self._companion_of(f"worker-{worker_id}"),
             ),
             *self._extra_worker_arguments(worker_id),
         )
+
+    def _companion_of(self, component: str) -> str:
+        lent = self._lent_of(component)
+        return "" if lent is None else lent.lend.companion
 
     def _extra_worker_arguments(self, worker_id: int) -> tuple[object, ...]:
         """What a worker's command line has besides, where hosts are reached in another way."""
@@ -389,6 +468,10 @@ class LocalRuntime:
         with self._changed:
             if isinstance(event, ComponentEvent):
                 self._restarts.note(event.component, event.name, event.fields, time.monotonic())
+                if event.name == ENDED_EVENT and event.fields.get("is_asked") and self._lent_of(event.component):
+                    self._returned.add(event.component)
+            elif event.component in self._returned:
+                event = dataclasses.replace(event, was_asked=True)
             elif self._may_restart(event):
                 event = self._restart(event)
             match event:
@@ -504,8 +587,9 @@ class LocalRuntime:
         )
 
     def describe_component(self, name: str) -> str:
-        """A component's name for people."""
-        return name
+        """A component's name for people; of one that was lent, with its place."""
+        lent = self._lent_of(name)
+        return name if lent is None else f"{name} ({self._node_of(name)} of {lent.lend.companion})"
 
     def _node_of(self, component: str) -> str:
         """The name of the host that a component is on."""
@@ -525,6 +609,8 @@ class LocalRuntime:
             self._is_closing = True
         if self._components is not None:
             self._troubles += [f"{name} had to be killed" for name in self._components.close(CLOSE_GRACE_S)]
+        for thread in self._stopping:
+            thread.join()
         # Until here events may come in, and whoever handles them looks into it.
         folder, self._folder = self._folder, None
         keep_logs = self.spec.keep_logs or self.has_failed()
@@ -535,6 +621,10 @@ class LocalRuntime:
             self._caretaker.release_lifeline()
             self._caretaker.has_ended(CLOSE_GRACE_S)
             self._caretaker.reap()
+
+
+def _number(worker: str) -> int:
+    return int(worker.removeprefix("worker-"))
 
 
 def is_worker(component: str) -> bool:
@@ -559,7 +649,13 @@ def describe_trouble(event: ComponentEvent) -> str | None:
 
 def describe_news(event: ComponentEvent) -> str | None:
     """What an event says to the user of something that broke, or was mended; None if nothing."""
-    if event.name != HOST_BACK_EVENT:
-        return describe_trouble(event)
     fields = event.fields
-    return f"host {fields['host']} is served again by {fields['name']} after {fields['took_s']:.1f} s"
+    name, companion = fields.get("name"), fields.get("companion")
+    place = f"{name} of {companion}" if companion else name
+    if event.name == HOST_BACK_EVENT:
+        return f"host {fields['host']} is served again by {place} after {fields['took_s']:.1f} s"
+    if event.name == HOST_READY_EVENT and companion:
+        return f"worker {fields['worker']} ({place}) has joined"
+    if event.name == LEFT_EVENT:
+        return f"worker {fields['worker']} ({place}) has left: {fields['cause']}"
+    return describe_trouble(event)

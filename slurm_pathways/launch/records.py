@@ -55,6 +55,7 @@ class Component(msgspec.Struct):
     Attributes:
         node: None where it is not known.
         step_id: of its step, where it has one.
+        job_id: of its step, where that is in another job than the run.
         exit_code: None while it runs, after a signal, and where its end was not seen.
         signal: that has killed it.
         was_asked: whether it ended because the run was over.
@@ -65,6 +66,7 @@ class Component(msgspec.Struct):
     name: str
     node: str | None = None
     step_id: int | None = None
+    job_id: int | None = None
     ended_at_unix_s: float | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -79,12 +81,14 @@ class Host(msgspec.Struct):
     Attributes:
         slice_index: None for a spare, and until hosts are bound.
         ready_after_s: from the launch; None if it never was.
+        companion: what people call the job that lent it (``job 123``); None of the run's own.
     """
 
     worker: int
     node: str
     slice_index: int | None = None
     ready_after_s: float | None = None
+    companion: str | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):

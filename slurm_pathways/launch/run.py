@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
+from slurm_pathways.launch.growth.companions import Companions
+from slurm_pathways.launch.growth.door import Came, Went
 from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_news
 from slurm_pathways.launch.preflight import check_devices, check_machine
 from slurm_pathways.launch.program import (
@@ -34,7 +36,7 @@ KEEPER = "keeper"
 #: The exit code when the runtime did not start: what `env`, `timeout` and `docker run` give for their own failures.
 RUN_FAILED = 125
 
-Event = RuntimeEvent | SignalReceived | ProgramEnded
+Event = RuntimeEvent | SignalReceived | ProgramEnded | Came | Went
 
 
 def run_local(
@@ -125,6 +127,10 @@ class _Run:
         self._problem: str | None = "the launcher failed"
         self._passes_signals = passes_signals
         self._is_warm = is_warm
+        #: None where the runtime takes no workers that are lent; a warm one has its keeper for that.
+        self._companions: Companions | None = None
+        if isinstance(runtime, LocalRuntime) and runtime.grows:
+            self._companions = Companions(runtime, progress.line)
         self._started_s = time.monotonic()
 
     def execute(self) -> int:
@@ -147,6 +153,8 @@ class _Run:
                 return 128 + interruption
             self._progress.ready(self._elapsed_s(), str(self._spec.log_dir or self._runtime.folder.logs))
             self._recorder.ready()
+            if self._companions is not None:
+                self._companions.open(self._inbox.put)
             command, environ = self._runtime.program(self._argv)
             program = Program(command, environ, self._inbox.put)
             try:
@@ -173,6 +181,8 @@ class _Run:
             return failure.exit_code
         finally:
             self._runtime.close()
+            if self._companions is not None:
+                self._companions.close()
             if self._runtime.kept_logs is not None:
                 self._progress.line(f"the logs are in {self._runtime.kept_logs}")
 
@@ -185,7 +195,13 @@ class _Run:
         # What the program is sent, and when, once the runtime can serve it no more.
         due: list[tuple[float, signal.Signals]] = []
         while True:
-            match next_event(self._inbox, due[0][0] if due else None):
+            event = next_event(self._inbox, due[0][0] if due else None)
+            if self._companions is not None and isinstance(event, ComponentEvent | ComponentEnded):
+                self._companions.note(event)
+            match event:
+                case Came() | Went():
+                    assert self._companions is not None
+                    self._companions.handle(event)
                 case ProgramEnded(exit_code):
                     return exit_code
                 case SignalReceived(number, from_terminal):

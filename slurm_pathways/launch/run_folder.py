@@ -70,6 +70,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         warm: where programs are let in, of a runtime that outlives them.
         programs: those that were let in and run on this machine.
         job_id: the Slurm job that it runs in, if any.
+        growth: where those come in who lend it nodes; empty until it is ready, None where it takes none.
         reach: what stands before a command that is to run where the controller is; empty where that is this machine.
     """
 
@@ -85,6 +86,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     programs: tuple[Process, ...] = ()
     job_id: int | None = None
     reach: tuple[str, ...] = ()
+    growth: str | None = None
 
 
 def identify(name: str, pid: int) -> Process:

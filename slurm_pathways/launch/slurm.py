@@ -21,7 +21,13 @@ from slurm_pathways.launch import agent, client_step, head_loss
 from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments, worker_arguments
 from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import component_environment
-from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent
+from slurm_pathways.launch.components import (
+    AGENT_EVENT,
+    AGENT_FAILED_EVENT,
+    ComponentEnded,
+    ComponentEvent,
+    RuntimeEvent,
+)
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.local import (
     CLOSE_GRACE_S,
@@ -38,9 +44,18 @@ from slurm_pathways.launch.placement import Placement, find_allocation, plan, tc
 from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.run import run_with
 from slurm_pathways.launch.run_folder import LOCK_NAME
-from slurm_pathways.launch.steps import KILL_STEPS, STEP_PREFIX, StepOptions, enter_argv, srun_argv, step_environment
+from slurm_pathways.launch.steps import (
+    KILL_STEPS,
+    STEP_PREFIX,
+    StepOptions,
+    enter_argv,
+    enter_environment,
+    srun_argv,
+    step_environment,
+)
 from slurm_pathways.slurm.commands import CommandError, Slurm
 from slurm_pathways.slurm.environment import Allocation
+from slurm_pathways.slurm.quantities import Gres
 
 logger = logging.getLogger(__name__)
 
@@ -164,21 +179,43 @@ class SlurmRuntime(LocalRuntime):
         #: Of agents that were asked for the controller's status; guarded by ``_changed``.
         self._answers: dict[int, Mapping[str, Any]] = {}
         self._has_closed = threading.Event()
+        self._credentials = ""
+        #: Where workers reach the controller, once it listens.
+        self._controller_tcp = ""
 
     # Names and places
 
     @property
     def host_names(self) -> tuple[str, ...]:
         """The nodes, by worker id."""
-        return self._placement.workers
+        return (*self._placement.workers, *(lent.node for lent in self._lent))
+
+    @property
+    def job_id(self) -> int | None:
+        """See ``LocalRuntime``."""
+        return self._allocation.job_id
+
+    @property
+    def gres_per_node(self) -> tuple[Gres, ...]:
+        """See ``LocalRuntime``."""
+        return self._allocation.gres_per_node
 
     def describe_component(self, name: str) -> str:
         """With its node."""
-        return f"{name} ({self._node_of(name)})"
+        return f"{name} ({self._node_of(name)})" if self._lent_of(name) is None else super().describe_component(name)
 
     def _node_of(self, component: str) -> str:
         kind, _, number = component.partition("-")
-        return self._placement.workers[int(number)] if kind == "worker" else self._placement.head
+        return self.host_names[int(number)] if kind == "worker" else self._placement.head
+
+    def _allocation_of(self, component: str) -> Allocation:
+        """The job that a component's step is in."""
+        lent = self._lent_of(component)
+        if lent is None:
+            return self._allocation
+        lend = lent.lend
+        assert lend.job_id is not None
+        return Allocation(lend.job_id, lend.nodes, lend.cpus_per_node, gres_per_node=lend.gres_per_node)
 
     def _folder_on_node(self, step: str) -> str:
         """The folder of a step's agent. Nodes may share the file system, so each step has its own."""
@@ -208,26 +245,41 @@ class SlurmRuntime(LocalRuntime):
         for worker_id in range(self.spec.num_hosts):
             self._start_step(f"worker-{worker_id}", has_devices=True)
         # While the steps start.
-        credentials = Credentials.make().to_text()
+        self._credentials = Credentials.make().to_text()
         heads = self._heads()
-        for name, step in self._steps.items():
-            step.send(
-                agent.Welcome(
-                    folder=self._folder_on_node(name),
-                    launcher_folder=str(self.folder.path),
-                    log_dir=None if self.spec.log_dir is None else str(self.spec.log_dir),
-                    work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
-                    files={CREDENTIALS_NAME: credentials},
-                    interface=self.spec.interface,
-                    head=heads.get(name),
-                )
-            )
+        for name in self._steps:
+            self._welcome(name, heads.get(name))
         if heads:
             threading.Thread(target=self._say_alive, name="alive", daemon=True).start()
         listen = (self.controller_address, agent.ANY_PORT)
         self._start(
             CONTROLLER, CONTROLLER, self._modules.controller, (*controller_arguments(self.spec, *listen), *_NETWORK)
         )
+
+    def _welcome(self, name: str, head: head_loss.Head | None) -> None:
+        self._steps[name].send(
+            agent.Welcome(
+                folder=self._folder_on_node(name),
+                launcher_folder=str(self.folder.path),
+                log_dir=None if self.spec.log_dir is None else str(self.spec.log_dir),
+                work_dir=os.getcwd(),  # noqa: PTH109 (bytes-exact)
+                files={CREDENTIALS_NAME: self._credentials},
+                interface=self.spec.interface,
+                head=head,
+            )
+        )
+
+    def _start_lent(self, name: str) -> None:
+        self._start_step(name, has_devices=True)
+        self._welcome(name, None)
+        self._start_worker_in(name)
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """See ``LocalRuntime``."""
+        self._returned.update(names)
+        for name in names:
+            self._steps[name].send(agent.Dismiss())
+            self._steps[name].close()
 
     def _heads(self) -> dict[str, head_loss.Head]:
         """What agents are told of this node, if it is that of a batch job's script: those of other nodes, in turn."""
@@ -241,16 +293,18 @@ class SlurmRuntime(LocalRuntime):
 
     def _say_alive(self) -> None:
         while not self._has_closed.wait(agent.ALIVE_INTERVAL_S):
-            for step in self._steps.values():
+            for step in list(self._steps.values()):
                 step.send(agent.Alive())
 
     def _start_step(self, name: str, *, has_devices: bool) -> None:
         assert self._components is not None
         options = StepOptions(STEP_PREFIX + name, self._node_of(name), has_devices)
-        argv = srun_argv(self._allocation, options, [sys.executable, "-m", "slurm_pathways.launch.agent"])
+        argv = srun_argv(self._allocation_of(name), options, [sys.executable, "-m", "slurm_pathways.launch.agent"])
         self.folder.place_log(name, options.node)
+        # What describes the run's job would contradict a step of another.
+        environ = self._environ if self._lent_of(name) is None else enter_environment(self._environ)
         child, input_fd = self._components.start_step(
-            name, argv, component_environment(self._environ), self.folder.log_of(name)
+            name, argv, component_environment(environ), self.folder.log_of(name)
         )
         self._started.append(child)
         self._steps[name] = _Step(input_fd)
@@ -270,19 +324,24 @@ class SlurmRuntime(LocalRuntime):
 
     def _start_connected(self, controller_address: str) -> None:
         """Start all that connects to the controller, which listens now. On the thread that watches components."""
+        self._controller_tcp = controller_address
         self._start_proxy_of(self._clients[0])
-        for worker_id, node in enumerate(self._placement.workers):
-            name = f"worker-{worker_id}"
-            arguments = worker_arguments(
-                self.spec,
-                worker_id=worker_id,
-                host_name=node,
-                controller_address=controller_address,
-                cache=self.spec.compile_cache_dir or agent.CACHE,
-                run_dir=agent.FOLDER,
-                log_dir=agent.LOGS,
-            )
-            self._start(name, name, self._modules.worker, (*arguments, *_NETWORK), restarts=True)
+        for worker_id in range(len(self._placement.workers)):
+            self._start_worker_in(f"worker-{worker_id}")
+
+    def _start_worker_in(self, name: str) -> None:
+        """In the step of its name. Once the controller listens."""
+        arguments = worker_arguments(
+            self.spec,
+            worker_id=int(name.removeprefix("worker-")),
+            host_name=self._node_of(name),
+            controller_address=self._controller_tcp,
+            cache=self.spec.compile_cache_dir or agent.CACHE,
+            run_dir=agent.FOLDER,
+            log_dir=agent.LOGS,
+            companion=self._companion_of(name),
+        )
+        self._start(name, name, self._modules.worker, (*arguments, *_NETWORK), restarts=True)
 
     def _address_of_client(self, number: int) -> str:
         return f"unix:{self._head_folder}/proxy-{number}.sock"
@@ -328,15 +387,26 @@ class SlurmRuntime(LocalRuntime):
             case ComponentEvent(component, name, fields) if name == agent.PROCESS_ENDED_EVENT:
                 will_restart = fields.get("will_restart")
                 event = ComponentEnded(component, fields["returncode"], self._is_closing, will_restart)
-            case ComponentEvent(name=agent.AGENT_FAILED_EVENT, fields=fields):
-                event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
+            case ComponentEvent(component, name, fields) if name == AGENT_FAILED_EVENT:
+                # One that was lent is missed by nobody.
+                if self._lent_of(component) is None:
+                    event = ComponentEvent(CONTROLLER, FAILED_EVENT, fields)
             case ComponentEvent(component, name, fields) if name == AGENT_EVENT:
                 self._step_ids[component] = fields["step_id"]
-                self._places.append(Place(**fields["place"]))
-                if (reason := explain_unreachable(self._places)) is not None:
-                    event = ComponentEvent(CONTROLLER, FAILED_EVENT, {"reason": reason})
-            case ComponentEnded(component, was_asked=False) if component in self._step_ids:
-                self._end_step(self._step_ids[component])
+                place = Place(**fields["place"])
+                is_own = self._lent_of(component) is None
+                if (reason := explain_unreachable([*self._places, place])) is not None:
+                    failed = (CONTROLLER, FAILED_EVENT) if is_own else (component, AGENT_FAILED_EVENT)
+                    event = ComponentEvent(*failed, {"reason": reason})
+                if is_own:
+                    self._places.append(place)
+                elif reason is None:
+                    job_id = self._allocation_of(component).job_id
+                    event = ComponentEvent(component, name, {**fields, "job_id": job_id})
+            case ComponentEnded(component, was_asked=False) if (
+                component in self._step_ids and component not in self._returned
+            ):
+                self._end_step(component)
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == LISTENING_EVENT:
                 if not self._is_closing:
                     self._start_connected(tcp_address(fields))
@@ -367,10 +437,10 @@ class SlurmRuntime(LocalRuntime):
         report: Report = answer["report"]
         return report
 
-    def _end_step(self, step_id: str) -> None:
+    def _end_step(self, component: str) -> None:
         """See that a step ends whose srun has ended: when srun was killed, or lost the node for a time, it goes on."""
         slurm = Slurm(self._environ, CLOSE_GRACE_S)
-        job_id = self._allocation.job_id
+        job_id, step_id = self._allocation_of(component).job_id, self._step_ids[component]
 
         def cancel() -> None:
             try:
@@ -414,7 +484,7 @@ class SlurmRuntime(LocalRuntime):
 
     def close(self) -> None:
         """End every step and remove the folder. May be called twice."""
-        for step in self._steps.values():
+        for step in list(self._steps.values()):
             step.send(agent.Dismiss())
             step.close()
         folders = [Path(self._folder_on_node(name)) for name in self._steps] if self._folder is not None else []

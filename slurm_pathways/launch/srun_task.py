@@ -125,6 +125,11 @@ class FirstTaskRuntime(LocalRuntime):
         """The nodes, by worker id."""
         return self._placement.workers
 
+    @property
+    def grows(self) -> bool:
+        """Workers of other jobs would need agents, which this kind of run has none of."""
+        return False
+
     def describe_component(self, name: str) -> str:
         """With its node."""
         kind, _, number = name.partition("-")

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_pathways.config import RUNS_VARIABLE
 from slurm_pathways.slurm.environment import Allocation
 
 #: Of the names of all steps of a runtime.
@@ -134,9 +135,9 @@ def enter_argv(job_id: int, node: str, name: str, *, has_terminal: bool) -> list
 
 
 def enter_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without the job that it describes."""
+    """``environ`` without the job that it describes; where run folders are, it says still."""
     return {
         name: value
         for name, value in environ.items()
-        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
+        if name in ("SLURM_CONF", RUNS_VARIABLE) or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
     }

@@ -216,6 +216,15 @@ class Slurm:
         lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B"]).split()
         return lines[0] if lines else None
 
+    def running_job(self, job_id: int) -> tuple[str, str] | None:
+        """Where the script of a running job runs, and the name of its user; None if the job does not run.
+
+        Raises:
+            CommandError: see the classes; also for an id that no job has.
+        """
+        lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B %u"]).split()
+        return (lines[0], lines[1]) if lines else None
+
     def nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
         """The records of these nodes."""
         return queue.parse_nodes(self.run(["scontrol", "show", "node", hostlist.compress(names)]))

@@ -99,6 +99,7 @@ class Controller:
             ("proxy", msg.HostChangesSeen): self._read_host_changes_seen,
             ("proxy", msg.StatusReply): self._read_status_reply,
             ("supervisor", msg.RegisterWorker): self._read_register_worker,
+            ("supervisor", msg.WorkerLeaves): self._read_worker_leaves,
             ("supervisor", msg.ExecutorExited): self._read_executor_exited,
             ("supervisor", msg.Heartbeat): self._read_heartbeat,
             ("supervisor", msg.RelayListening): self._read_relay_listening,
@@ -383,8 +384,12 @@ class Controller:
                 message.pid,
                 message.devices_per_host,
                 time.monotonic_ns(),
+                message.companion,
             )
         )
+
+    def _read_worker_leaves(self, peer: Peer, message: msg.WorkerLeaves) -> None:
+        self._handle(ev.WorkerLeaving(peer.peer, message.reason, time.monotonic_ns()))
 
     def _read_executor_exited(self, peer: Peer, message: msg.ExecutorExited) -> None:
         self._handle(

@@ -69,10 +69,10 @@ class Driver:
         self.out += out
         return out
 
-    def register_worker(self, worker: int, devices: int | None = None) -> list[ins.Instruction]:
+    def register_worker(self, worker: int, devices: int | None = None, companion: str = "") -> list[ins.Instruction]:
         devices = self.topology.devices_per_host if devices is None else devices
         registered = ev.WorkerRegistered(
-            PeerId(10000 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns
+            PeerId(10000 + worker), WorkerId(worker), f"node-{worker}", 5000 + worker, devices, self.now_ns, companion
         )
         return self.start_relays(self.send(registered))
 

@@ -237,12 +237,20 @@ class SessionEnded(Message, frozen=True, tag="SessionEnded"):
 
 
 class RegisterWorker(Message, frozen=True, tag="RegisterWorker"):
-    """A supervisor is there. ``name`` is the host's name for people (``host-3``, a Slurm node name)."""
+    """A supervisor is there. ``name`` is the host's name for people (``host-3``, a Slurm node name), ``companion`` what
+    people call the job that lends it (``job 123``), empty for the run's own."""
 
     worker: WorkerId
     name: str
     pid: int
     devices_per_host: int
+    companion: str = ""
+
+
+class WorkerLeaves(Message, frozen=True, tag="WorkerLeaves"):
+    """A worker that was lent ends now, and will not be back."""
+
+    reason: str
 
 
 class StartExecutor(Message, frozen=True, tag="StartExecutor"):
@@ -542,6 +550,7 @@ AnyMessage = (
     | Detach
     | SessionEnded
     | RegisterWorker
+    | WorkerLeaves
     | StartExecutor
     | ExecutorExited
     | StopExecutor

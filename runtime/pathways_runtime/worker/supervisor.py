@@ -44,6 +44,8 @@ CONTROLLER_TIMEOUT_S = 60.0
 #: What the executor gets between SIGTERM and SIGKILL.
 STOP_GRACE_S = 2.0
 LOG_TAIL_LINES = 20
+#: Of the job that lends a worker, when that is told to end.
+LEAVING = "takes it back: that job ends, or was cancelled or preempted"
 
 EXECUTOR_COMMAND = (sys.executable, "-m", "pathways_runtime.worker.executor")
 
@@ -82,6 +84,7 @@ class SupervisorOptions:
     data_plane_encryption: str = "tls"
     controller_timeout_s: float = CONTROLLER_TIMEOUT_S
     first_device: int = 0
+    companion: str = ""
 
 
 def parse_options(argv: Sequence[str]) -> SupervisorOptions:
@@ -93,6 +96,7 @@ def parse_options(argv: Sequence[str]) -> SupervisorOptions:
     parser.add_argument("--devices-per-host", type=int, required=True)
     parser.add_argument("--platform", default="cpu")
     parser.add_argument("--first-device", type=int, default=0, help="the first of this worker's devices on the machine")
+    parser.add_argument("--companion", default="", help="what people call the job that lends this host to the run")
     parser.add_argument("--compile-cache", type=Path, required=True, help="folder of compiled programs")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder for sockets")
     parser.add_argument("--log-dir", type=Path, required=True)
@@ -162,7 +166,7 @@ class Supervisor:
         self._starting_relay: asyncio.Task[None] | None = None
         self._ending: asyncio.Future[str] | None = None
         self._last_heard_s = 0.0
-        self._is_run_over = False
+        self._is_run_over = self._is_asked = False
 
     async def run(self) -> None:
         """Serve until there is a reason to end; the executor has ended then.
@@ -173,8 +177,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, f"got {number.name}")
-        watch_lifeline_on_loop(self._options.lifeline_fd, lambda: self._end("its parent is gone"))
+            loop.add_signal_handler(number, self._end_as_asked, f"got {number.name}")
+        watch_lifeline_on_loop(self._options.lifeline_fd, lambda: self._end_as_asked("its parent is gone"))
         connecting = asyncio.ensure_future(self._connect())
         await asyncio.wait((connecting, self._ending), return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
@@ -187,6 +191,9 @@ class Supervisor:
         serving = (asyncio.ensure_future(self._heartbeat()), asyncio.ensure_future(self._run_executors()))
         try:
             await asyncio.wait((self._ending, *serving), return_when=asyncio.FIRST_COMPLETED)
+            if self._is_asked and self._options.companion:
+                # Before the executor ends, whose loss would else be looked into.
+                self._channel.send(messages.WorkerLeaves(f"{self._options.companion} {LEAVING}"))
         finally:
             # Also frees an executor that is running: its life ends in _run_executors.
             for task in serving:
@@ -198,13 +205,20 @@ class Supervisor:
             if isinstance(result, Exception):
                 raise result
         logger.info("worker %d ends: %s", self._options.worker_id, self._ending.result())
-        self._events.write("ended", reason=self._ending.result(), is_run_over=self._is_run_over)
+        self._events.write(
+            "ended", reason=self._ending.result(), is_run_over=self._is_run_over, is_asked=self._is_asked
+        )
         self._events.close()
 
     def _end(self, reason: str) -> None:
         assert self._ending is not None
         if not self._ending.done():
             self._ending.set_result(reason)
+
+    def _end_as_asked(self, reason: str) -> None:
+        """Whoever started it wants it to end."""
+        self._is_asked = True
+        self._end(reason)
 
     # The controller
 
@@ -224,7 +238,9 @@ class Supervisor:
             ) from failure
         channel.send(messages.Hello("supervisor", messages.PROTOCOL_VERSION, os.getpid()))
         worker = WorkerId(options.worker_id)
-        channel.send(messages.RegisterWorker(worker, options.name, os.getpid(), options.devices_per_host))
+        channel.send(
+            messages.RegisterWorker(worker, options.name, os.getpid(), options.devices_per_host, options.companion)
+        )
         return channel
 
     def _received(self, channel: AsyncChannel[AnyMessage], frames: Sequence[Frame[AnyMessage]]) -> None:

@@ -198,7 +198,8 @@ class AttachedRuntime:
         kind, _, number = name.partition("-")
         if name == KEEPER:
             return "the keeper of the warm runtime"
-        if kind == "worker" and self._attached is not None:
+        # Workers that were lent since are none of these.
+        if kind == "worker" and self._attached is not None and int(number) < len(self._attached.host_names):
             return f"{name} ({self._attached.host_names[int(number)]})"
         return name
 

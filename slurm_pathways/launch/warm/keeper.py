@@ -19,6 +19,8 @@ from pathlib import Path
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
+from slurm_pathways.launch.growth.companions import Companions
+from slurm_pathways.launch.growth.door import Came, Went
 from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_news
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
@@ -75,7 +77,7 @@ class _Left:
     visitor: _Visitor
 
 
-_Event = RuntimeEvent | SignalReceived | _Came | _Left
+_Event = RuntimeEvent | SignalReceived | _Came | _Left | Came | Went
 
 
 def keep(
@@ -130,6 +132,7 @@ class _Keeper:
         #: Proxies that have no program.
         self._free: list[Client] = []
         self._clearing: set[threading.Thread] = set()
+        self._companions = Companions(runtime, progress.line)
 
     def execute(self) -> int:
         exit_code, problem = RUN_FAILED, None
@@ -150,6 +153,7 @@ class _Keeper:
             self._progress.line(problem)
         finally:
             self._runtime.close()
+            self._companions.close()
             for visitor in self._visitors:
                 visitor.lines.close()
             for thread in self._clearing:
@@ -167,6 +171,7 @@ class _Keeper:
             listener.bind(os.fspath(path))
             listener.listen()
             threading.Thread(target=self._accept, args=(listener,), name="keeper-accept", daemon=True).start()
+            self._companions.open(self._inbox.put)
             runtime.record(warm=Warm(str(path), self._job_id, settings_of(runtime.spec)))
             self._progress.ready(elapsed_s, str(runtime.spec.log_dir or runtime.folder.logs))
             self._on_ready(runtime.run_dir)
@@ -219,7 +224,10 @@ class _Keeper:
                 visitor.send(Refused(f"{len(inside)} of its programs still run; --force ends them too:\n{listed}"))
             case _Left(visitor):
                 self._leave(visitor)
+            case Came() | Went():
+                self._companions.handle(event)
             case ComponentEvent() | ComponentEnded():
+                self._companions.note(event)
                 return self._runtime_event(event)
             case _:
                 pass

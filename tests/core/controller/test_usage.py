@@ -72,6 +72,7 @@ def test_a_loss_says_when_where_and_why() -> None:
         "name": report["workers"][1]["name"],
         "host": 1,
         "slice_index": 1,
+        "companion": None,
         "cause": "its executor was killed by signal 9 (SIGKILL), perhaps by the kernel for want of memory",
         "found_after_s": 0.0,
         "served_again_after_s": None,

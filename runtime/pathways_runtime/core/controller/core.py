@@ -66,6 +66,7 @@ class ControllerCore:
             ev.Started: self._on_started,
             ev.TimePassed: self._on_time_passed,
             ev.WorkerRegistered: self._on_worker_registered,
+            ev.WorkerLeaving: self._on_worker_leaving,
             ev.ExecutorRegistered: self._on_executor_registered,
             ev.RelayListening: self._on_relay_listening,
             ev.HeartbeatReceived: self._on_heartbeat_received,
@@ -146,6 +147,9 @@ class ControllerCore:
 
     def _on_worker_registered(self, event: ev.WorkerRegistered, out: list[Instruction]) -> None:
         self._membership.register_worker(event, out)
+
+    def _on_worker_leaving(self, event: ev.WorkerLeaving, out: list[Instruction]) -> None:
+        self._act_on(self._membership.leave(event, out), out)
 
     def _on_executor_registered(self, event: ev.ExecutorRegistered, out: list[Instruction]) -> None:
         self._act_on(self._membership.register_executor(event, out), out)

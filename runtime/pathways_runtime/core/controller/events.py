@@ -69,12 +69,20 @@ class TimePassed(Event, frozen=True):
 
 
 class WorkerRegistered(PeerEvent, frozen=True):
-    """A supervisor has introduced itself on connection ``peer``."""
+    """A supervisor has introduced itself on connection ``peer``; see ``wire.messages.RegisterWorker``."""
 
     worker: WorkerId
     name: str
     pid: int
     devices_per_host: int
+    now_ns: int
+    companion: str = ""
+
+
+class WorkerLeaving(PeerEvent, frozen=True):
+    """The supervisor on ``peer`` says that its worker, which was lent, ends and will not be back."""
+
+    reason: str
     now_ns: int
 
 

@@ -10,6 +10,7 @@ from pathways_runtime.core.controller.events import (
     ExecutorRegistered,
     PeerId,
     RelayListening,
+    WorkerLeaving,
     WorkerRegistered,
 )
 from pathways_runtime.core.controller.host_groups import HostSelection
@@ -183,11 +184,11 @@ class Membership:
             out.append(Refuse(event.peer, reason))
             return
         if event.devices_per_host != self._topology.devices_per_host:
-            reason = (
-                f"{event.name} has {event.devices_per_host} devices; each host needs {self._topology.devices_per_host}"
-            )
+            refused, needed = Worker(event), self._topology.devices_per_host
+            reason = f"{refused.place()} has {event.devices_per_host} devices; each host needs {needed}"
             out.append(Refuse(event.peer, reason))
-            out.append(Announce("worker_refused", {"worker": event.worker, "name": event.name, "reason": reason}))
+            fields = {"worker": event.worker, "name": event.name, "reason": reason}
+            out.append(Announce("worker_refused", fields | refused.whose()))
             return
         if known is None:
             worker = self._workers[event.worker] = Worker(event)
@@ -233,7 +234,8 @@ class Membership:
         worker.state = WorkerState.SPARE if self.is_bound else WorkerState.READY
         self._by_executor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
-        out.append(Announce("host_ready", {"worker": event.worker, "name": worker.name, "pid": event.pid}))
+        fields = {"worker": event.worker, "name": worker.name, "pid": event.pid}
+        out.append(Announce("host_ready", fields | worker.whose()))
         if self.is_bound:
             return self._fill_hosts(out)
         return self._bind_when_complete(out)
@@ -246,9 +248,10 @@ class Membership:
         first, worker = restored.loss, restored.worker
         for loss in self.losses:
             if loss.host == host and loss.served_again_ns is None:
-                loss.served_again_ns, loss.served_again_by = now_ns, worker.name
+                loss.served_again_ns, loss.served_again_by = now_ns, worker.place()
         self._relays.forget_selections()
         fields = {"host": host, "worker": worker.worker, "name": worker.name, "lost_worker": first.worker}
+        fields |= worker.whose()
         out.append(Announce("host_back", {**fields, "took_s": round((now_ns - first.at_ns) / 1e9, 3)}))
         return restored
 
@@ -287,6 +290,14 @@ class Membership:
         if worker is None or event.epoch != worker.epoch or worker.state is WorkerState.LOST:
             return []
         return self._lose(worker, f"its executor {_ending(event.returncode)}", event.log_tail, event.now_ns, out)
+
+    def leave(self, event: WorkerLeaving, out: list[Instruction]) -> list[Finding]:
+        """A worker that was lent goes, and its executor with it."""
+        worker = self._by_supervisor.get(event.peer)
+        if worker is None:
+            return []
+        worker.is_leaving = True
+        return self._lose(worker, event.reason, "", event.now_ns, out)
 
     def pass_time(self, now_ns: int, out: list[Instruction]) -> list[Finding]:
         """Ends CLOSING that has got no word, and finds workers that are silent, and executors that do not come."""
@@ -454,8 +465,11 @@ class Membership:
         failure = worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
         host_index = worker.host
-        loss = Loss(worker.worker, worker.name, host_index, cause, now_ns)
-        self.losses.append(loss)
+        loss = Loss(worker.worker, worker.name, host_index, cause, now_ns, companion=worker.companion)
+        # A spare that goes as it came is missed by nobody.
+        has_left = worker.is_leaving and host_index is None
+        if not has_left:
+            self.losses.append(loss)
         self._relays.forget_selections()
         if worker.supervisor is not None:
             out.append(StopExecutor(worker.supervisor, worker.epoch))
@@ -468,8 +482,9 @@ class Membership:
                 out.append(Refuse(worker.executor.peer, message))
         loss.silent_ns = now_ns - worker.last_heard_ns if worker.last_heard_ns is not None else None
         fields = {"host": host_index, "worker": worker.worker, "name": worker.name, "reason": message, "cause": cause}
-        how = {"found_after_s": loss.found_after_s, "log_tail": log_tail}
-        out.append(Announce("host_lost" if host_index is not None else "worker_lost", {**fields, **how}))
+        how = {"found_after_s": loss.found_after_s, "log_tail": log_tail, **worker.whose()}
+        what = "host_lost" if host_index is not None else "worker_left" if has_left else "worker_lost"
+        out.append(Announce(what, {**fields, **how}))
         if host_index is None:
             return None
         host = self.hosts[host_index]
@@ -482,7 +497,7 @@ class Membership:
     def _try_again(self, worker: Worker, had_served: bool, now_ns: int, out: list[Instruction]) -> None:
         """Have a lost worker's supervisor, if it is there, start another executor; it will be a spare."""
         is_worth_it = worker.count_life(had_served, now_ns)
-        if worker.supervisor is None:
+        if worker.supervisor is None or worker.is_leaving:
             return
         if not is_worth_it:
             fields = {"worker": worker.worker, "name": worker.name, "num_executors": worker.num_short_lives}

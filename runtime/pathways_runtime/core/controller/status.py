@@ -121,6 +121,7 @@ def _failure(loss: Loss, topology: Topology, membership: Membership) -> dict[str
         "at_unix_s": _unix_s(membership, loss.at_ns),
         "worker": loss.worker,
         **_place(loss.name, loss.host, topology),
+        "companion": loss.companion or None,
         "cause": loss.cause,
         "found_after_s": loss.found_after_s,
         "served_again_after_s": _since_s(loss.at_ns, loss.served_again_ns) if loss.served_again_ns else None,
@@ -133,7 +134,8 @@ def _worker(worker: Worker, topology: Topology, membership: Membership) -> dict[
     return {
         "id": worker.worker,
         **_place(worker.name, worker.host, topology),
-        "state": worker.state.value,
+        "companion": worker.companion or None,
+        "state": "left" if worker.is_leaving else worker.state.value,
         "supervisor_pid": worker.supervisor_pid,
         "executor_pid": executor.pid if executor is not None else None,
         "ready_after_s": _since_s(membership.started_ns, executor.now_ns) if executor is not None else None,

@@ -41,6 +41,8 @@ class Worker:
         host: the virtual host that it stands behind, or stood behind when it was lost.
         failure: why it is lost; None while it is not.
         verdict_due_ns: when CLOSING ends without word from the supervisor; ``closing_cause`` is then the cause.
+        companion: what people call the job that lends it, ``job 123``; empty for the run's own workers.
+        is_leaving: it has said that it will not be back.
         last_heard_ns: when what was lost of it had last shown that it lives; None until something is lost, and where
             that is not known.
         num_short_lives: executors that ended one after another before they had served, or lived for ``LONG_LIFE_NS``.
@@ -58,6 +60,8 @@ class Worker:
         self.name = registered.name
         self.supervisor: PeerId | None = registered.peer
         self.supervisor_pid = registered.pid
+        self.companion = registered.companion
+        self.is_leaving = False
 
     def begin(self, now_ns: int) -> None:
         """The next executor is to be started."""
@@ -73,7 +77,16 @@ class Worker:
 
     def label(self) -> str:
         """How messages to people call it."""
-        return f"worker {self.worker} ({self.name})" if self.host is None else f"host {self.host} ({self.name})"
+        place = self.place()
+        return f"worker {self.worker} ({place})" if self.host is None else f"host {self.host} ({place})"
+
+    def whose(self) -> dict[str, str]:
+        """The field of announcements that names who lends it; none for the run's own."""
+        return {"companion": self.companion} if self.companion else {}
+
+    def place(self) -> str:
+        """Its node, and whose it is if that is not the run's."""
+        return f"{self.name} of {self.companion}" if self.companion else self.name
 
     def count_life(self, had_served: bool, now_ns: int) -> bool:
         """Its executor is lost now. Whether another one is worth a try.
@@ -110,6 +123,7 @@ class Loss(msgspec.Struct):
 
     Attributes:
         host: the virtual host that it stood behind; None if it stood behind none.
+        companion: see ``Worker``.
         at_ns: when it was found.
         silent_ns: from its last word until then; it was lost in between. None where that is not known.
         served_again_ns: when somebody served for the host again; None until then.
@@ -124,6 +138,7 @@ class Loss(msgspec.Struct):
     silent_ns: int | None = None
     served_again_ns: int | None = None
     served_again_by: str = ""
+    companion: str = ""
 
     @property
     def found_after_s(self) -> float | None:

@@ -1,0 +1,100 @@
+"""Runs that grow: more workers join, serve, and leave."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_pathways.launch.run_folder import live_runs
+from slurm_pathways.status import fetch
+from tests.waiting import until
+
+COMMAND = str(Path(sys.executable).with_name("slurm-pathways"))
+DEADLINE_S = 120.0
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+#: Computes until its device was lost and was there again, twice.
+TWICE = """
+import time, jax, numpy as np
+step = jax.jit(lambda x: x + x.sum())
+num_lost, is_down, deadline_s = 0, False, time.monotonic() + 90
+while num_lost < 2 or is_down:
+    assert time.monotonic() < deadline_s
+    try:
+        values = np.asarray(step(np.arange(4.0))).tolist()
+        if is_down or not num_lost:
+            print("values", values, flush=True)
+        is_down = False
+        if not num_lost:
+            print("up", flush=True)
+            num_lost = 0
+    except jax.errors.JaxRuntimeError as failure:
+        if not is_down:
+            print("lost", failure, flush=True)
+            num_lost, is_down = num_lost + 1, True
+    time.sleep(0.05)
+"""
+
+
+class Process:
+    """A command whose output goes to a file."""
+
+    def __init__(self, output: Path, *arguments: str) -> None:
+        self.output = output
+        with output.open("wb") as file:
+            self.process = subprocess.Popen([COMMAND, *arguments], stdout=file, stderr=file)
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def until_said(self, words: str) -> None:
+        until(lambda: words in self.said(), self.said, DEADLINE_S, 0.05)
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def growing(tmp_path: Path, runs_root: Path) -> Iterator[tuple[Process, Path]]:
+    """A run of one host whose program is ``TWICE``, and its folder."""
+    program = tmp_path / "twice.py"
+    program.write_text(TWICE)
+    run = Process(tmp_path / "run.out", "run", "--local", "--", sys.executable, str(program))
+    run.until_said("up\n")
+    [(path, _)] = live_runs(runs_root)
+    yield run, path
+    run.process.kill()
+    run.process.wait()
+
+
+def test_a_run_on_one_machine_grows_and_shrinks(growing: tuple[Process, Path], tmp_path: Path) -> None:
+    run, path = growing
+    grow = Process(tmp_path / "grow.out", "grow", "--run", str(path), "--nodes", "1")
+    companion = f"grow (pid {grow.process.pid})"
+    grow.until_said(f"worker-1 (host-1 of {companion}) has joined the run")
+    run.until_said(f"worker 1 (host-1 of {companion}) has joined")
+    workers = fetch(path, os.environ)["workers"]
+    assert [(w["state"], w["companion"]) for w in workers] == [("bound", None), ("spare", companion)]
+    # The run's own executor is killed, and the worker that was lent takes its place.
+    os.kill(workers[0]["executor_pid"], signal.SIGKILL)
+    run.until_said(f"host 0 is served again by host-1 of {companion} after")
+    until(lambda: fetch(path, os.environ)["workers"][0]["state"] == "spare", run.said, DEADLINE_S, 0.2)
+    # It goes, and the run's own is the one that takes over.
+    grow.process.terminate()
+    grow.wait()
+    assert run.wait() == 0, run.said()
+    said = run.said()
+    assert re.findall(r"^lost .*DATA_LOSS: host 0 \((.*?)\) was lost", said, re.MULTILINE) == [
+        "host-0",
+        f"host-1 of {companion}",
+    ], said
+    assert "takes it back: that job ends, or was cancelled or preempted" in said
+    assert "host 0 is served again by host-0 after" in said
+    assert said.count("values [6.0, 7.0, 8.0, 9.0]") >= 3
+    assert "Traceback" not in said + grow.said()
