@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,10 @@ def growing(tmp_path: Path, runs_root: Path) -> Iterator[tuple[Process, Path]]:
     yield run, path
     run.process.kill()
     run.process.wait()
+    # After losses its logs stay.
+    shutil.rmtree(path / "logs", ignore_errors=True)
+    until(lambda: not live_runs(runs_root), run.said, DEADLINE_S)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def test_a_run_on_one_machine_grows_and_shrinks(growing: tuple[Process, Path], tmp_path: Path) -> None:
