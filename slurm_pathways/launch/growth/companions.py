@@ -97,7 +97,7 @@ class Companions:
             self._door.close()
         for visitor in self._visitors:
             visitor.send(Over("the run has ended"))
-            visitor.lines.close()
+            visitor.close()
         self._visitors.clear()
         self._companions.clear()
 
@@ -120,7 +120,7 @@ class Companions:
             case Went(visitor):
                 self._visitors.discard(visitor)
                 self._awaiting.pop(visitor, None)
-                visitor.lines.close()
+                visitor.close()
                 companion = self._companions.pop(visitor, None)
                 if companion is not None:
                     self.say(f"{companion.lend.companion} takes its {_nodes(companion.lend)} back")
@@ -180,7 +180,7 @@ class Companions:
                     del self._companions[visitor]
                     problem = companion.problem or "all its workers have ended"
                     visitor.send(Over(problem, has_failed=True))
-                    visitor.lines.close()
+                    visitor.close()
 
 
 def _nodes(lend: Lend) -> str:

@@ -15,16 +15,24 @@ from slurm_pathways.launch.warm.messages import Lines
 
 
 class Visitor:
-    """A connection. ``send`` from any thread."""
+    """A connection. ``send`` and ``close`` from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._lock = threading.Lock()
+        self._is_closed = False
         self.lines: Lines[Request] = Lines(sock, Request)
 
     def send(self, answer: msgspec.Struct) -> None:
         """Tell it something; one that is gone hears nothing, and ``Went`` follows."""
         with self._lock, contextlib.suppress(OSError):
-            self.lines.send(answer)
+            if not self._is_closed:
+                self.lines.send(answer)
+
+    def close(self) -> None:
+        """End the connection. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self.lines.close()
 
 
 @dataclass(frozen=True, slots=True)
