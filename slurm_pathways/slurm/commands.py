@@ -207,23 +207,24 @@ class Slurm:
                 return None
             raise
 
-    def batch_host(self, job_id: int) -> str | None:
-        """The node on which the script of a running job runs; None if the job does not run.
-
-        Raises:
-            CommandError: see the classes; also for an id that no job has.
-        """
-        lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B"]).split()
-        return lines[0] if lines else None
-
     def running_job(self, job_id: int) -> tuple[str, str] | None:
-        """Where the script of a running job runs, and the name of its user; None if the job does not run.
+        """The first node of a running job, where its script or shell is, and its user; None if it does not run.
 
         Raises:
             CommandError: see the classes; also for an id that no job has.
         """
-        lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B %u"]).split()
-        return (lines[0], lines[1]) if lines else None
+        lines = self.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=RUNNING", "--format=%B %N %u"]).split()
+        if not lines:
+            return None
+        host, nodes, user = lines[:3]
+        # Of a job of salloc, Slurm names the machine on which salloc was called.
+        of_job = hostlist.expand(nodes)
+        return host if host in of_job else of_job[0], user
+
+    def first_node(self, job_id: int) -> str | None:
+        """The node of ``running_job``."""
+        found = self.running_job(job_id)
+        return None if found is None else found[0]
 
     def nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
         """The records of these nodes."""

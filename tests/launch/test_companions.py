@@ -236,9 +236,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder,
         "squeue",
         f"""case "$*" in
-*--jobs=7\\ *) echo n1 {OWN} ;;
+*--jobs=7\\ *) echo n1 n[1-2] {OWN} ;;
 *--jobs=8\\ *) ;;
-*--jobs=9\\ *) echo n1 somebody ;;
+*--jobs=9\\ *) echo n1 n1 somebody ;;
 *) echo slurm_load_jobs error: Invalid job id specified >&2; exit 1 ;;
 esac""",
     )

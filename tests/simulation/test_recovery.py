@@ -22,7 +22,12 @@ def play_all(shape, seeds):
             played = play(seed, shape)
         except AssertionError as violation:
             raise AssertionError(f"seed {seed} of {shape}: {violation}") from violation
-        total.update({name: getattr(played, f"num_{name}") for name in ("faults", "losses", "recoveries", "values")})
+        total.update(
+            {
+                name: getattr(played, f"num_{name}")
+                for name in ("faults", "losses", "recoveries", "lent_served", "values")
+            }
+        )
         total["at a stage"] += played.stages.total()
     return total
 
@@ -45,6 +50,12 @@ def test_everything_works_again_behind_relays(first):
 def test_everything_works_again_where_slices_are_single_hosts_and_nobody_is_spare(first):
     total = play_all(ONE_HOST_SLICES, range(first, first + 6))
     assert total["faults"] > 10 and total["losses"] >= total["recoveries"] > 5
+
+
+def test_everything_works_again_while_workers_are_lent_and_taken_back():
+    total = play_all(Shape(2, 3, num_spares=0, relay_fanout=2, num_faults=8, num_lent=4), range(8))
+    assert total["lent_served"] > 5, total
+    assert total["losses"] >= total["recoveries"] > 10
 
 
 def test_256_hosts():

@@ -120,7 +120,7 @@ class SimulatedCluster:
 
     # workers
 
-    def start_supervisor(self, worker: WorkerId) -> None:
+    def start_supervisor(self, worker: WorkerId, companion: str = "") -> None:
         """A worker's supervisor begins, and introduces itself; one that was there before has ended."""
         former = self.supervisors.get(worker)
         assert former is None or former.is_dead
@@ -128,7 +128,13 @@ class SimulatedCluster:
         self.supervisors[worker] = supervisor
         self._connections[supervisor.peer] = _Connection(supervisor, None)
         registered = ev.WorkerRegistered(
-            supervisor.peer, worker, f"node-{worker}", worker, self.topology.devices_per_host, self.clock.now_ns
+            supervisor.peer,
+            worker,
+            f"node-{worker}",
+            worker,
+            self.topology.devices_per_host,
+            self.clock.now_ns,
+            companion,
         )
         self._to_controller(supervisor.peer, lambda: self.tell(registered))
 
@@ -178,6 +184,13 @@ class SimulatedCluster:
         supervisor.end()
         if supervisor.executor is not None:
             supervisor.executor.end()
+
+    def take_back(self, worker: WorkerId) -> None:
+        """A worker that was lent says so, and ends; nothing, if it has ended."""
+        supervisor = self.supervisors[worker]
+        if not supervisor.is_dead:
+            self.tell_of_supervisor(supervisor, ev.WorkerLeaving(supervisor.peer, "taken back", self.clock.now_ns))
+            supervisor.end()
 
     # clients
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import msgspec
 
-from pathways_runtime.core.ids import DeviceId
+from pathways_runtime.core.ids import DeviceId, WorkerId
 from pathways_runtime.testing.recovering_program import RecoveringProgram
 from pathways_runtime.testing.simulated_client import Mesh
 from pathways_runtime.testing.simulated_cluster import SimulatedCluster, Stuck
@@ -22,6 +22,7 @@ class Shape(msgspec.Struct, frozen=True):
     """How large a cluster is, and how much happens in it.
 
     Attributes:
+        num_lent: workers that come while there are faults, and are taken back before these end.
         faulty_ns: how long there may be faults.
         check_every: see SimulatedCluster.
     """
@@ -32,6 +33,7 @@ class Shape(msgspec.Struct, frozen=True):
     relay_fanout: int
     num_faults: int
     num_clients: int = 3
+    num_lent: int = 0
     faulty_ns: int = 12 * _SECOND_NS
     check_every: int = 50
 
@@ -46,6 +48,7 @@ class Played(msgspec.Struct):
 
     Attributes:
         num_losses: workers that were lost, and num_recoveries: hosts that somebody served for again.
+        num_lent_served: of these recoveries, those by a worker that was lent.
         num_checks: how often all invariants were checked. num_values: values that were compared and were right.
         num_failures: answers that were a loss in place of a value.
         kinds, stages: of faults.
@@ -54,6 +57,7 @@ class Played(msgspec.Struct):
     num_faults: int
     num_losses: int
     num_recoveries: int
+    num_lent_served: int
     num_checks: int
     num_values: int
     num_failures: int
@@ -106,6 +110,8 @@ class _Run:
         # One client comes while there are faults, and one goes.
         clock.call_at(self._some_time(end_ns), lambda: self._add_program(self._meshes))
         clock.call_at(self._some_time(end_ns), self._programs[-1].detach)
+        for number in range(self._shape.num_lent):
+            self._lend(WorkerId(self._shape.num_hosts + self._shape.num_spares + number), end_ns)
         clock.run(end_ns)
         self._faults.mend()
         self._wait_until_mended()
@@ -120,6 +126,11 @@ class _Run:
         clock.run()
         self._check_at_rest(alive)
         return self._played()
+
+    def _lend(self, worker: WorkerId, end_ns: int) -> None:
+        come_ns, go_ns = sorted((self._some_time(end_ns), self._some_time(end_ns)))
+        self._cluster.clock.call_at(come_ns, lambda: self._cluster.start_supervisor(worker, "job 77"))
+        self._cluster.clock.call_at(go_ns + 1, lambda: self._cluster.take_back(worker))
 
     def _some_time(self, end_ns: int) -> int:
         return self._rng.randrange(self._cluster.clock.now_ns, end_ns)
@@ -202,6 +213,7 @@ class _Run:
             num_faults=self._faults.num_faults,
             num_losses=len(losses),
             num_recoveries=sum(1 for loss in losses if loss["served_again_by"] is not None),
+            num_lent_served=sum(1 for loss in losses if "of job 77" in (loss["served_again_by"] or "")),
             num_checks=cluster.num_checks,
             num_values=sum(client.num_checked for client in cluster.clients),
             num_failures=sum(len(client.failures) for client in cluster.clients),

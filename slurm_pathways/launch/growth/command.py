@@ -170,7 +170,7 @@ def wait_joined(target: Target, companion_id: int, slurm: Slurm, say: Say) -> in
             say(f"job {companion_id} {state}, and its nodes have not joined the run{output}")
             return 1
         if outcomes[0].state == "RUNNING":
-            node = slurm.batch_host(target.job_id)
+            node = slurm.first_node(target.job_id)
             if node is None:
                 say(f"job {target.job_id} does not run any more")
                 return 1

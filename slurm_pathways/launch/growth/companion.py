@@ -45,7 +45,7 @@ def lend(job_id: int, run_dir: Path | None, environ: Mapping[str, str], say: Say
     if allocation.step is not None:
         raise ConfigurationError("lend-nodes is the script of a job that slurm-pathways grow submits, and no step")
     try:
-        node = Slurm(enter_environment(environ)).batch_host(job_id)
+        node = Slurm(enter_environment(environ)).first_node(job_id)
     except CommandError as failure:
         say(f"job {job_id} cannot be asked for: {failure}")
         return 1

@@ -175,7 +175,7 @@ def enter_job(job_id: int, environ: Mapping[str, str]) -> NoReturn:
     """
     environ = enter_environment(environ)
     try:
-        node = Slurm(environ).batch_host(job_id)
+        node = Slurm(environ).first_node(job_id)
     except CommandError as failure:
         raise ConfigurationError(f"--job {job_id}: {failure}") from failure
     if node is None:

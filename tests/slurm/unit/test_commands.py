@@ -140,6 +140,21 @@ def test_outcomes(slurm: Slurm, fake: Fake) -> None:
         slurm.outcomes(97)
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("n2 n[2-4] me", ("n2", "me")),
+        # A job of salloc: the machine on which that was called.
+        ("login n[2-4] me", ("n2", "me")),
+        ("", None),
+    ],
+)
+def test_where_a_job_runs(line: str, found: tuple[str, str] | None, slurm: Slurm, fake: Fake) -> None:
+    fake("squeue --noheader --jobs=7 --states=RUNNING --format=%B %N %u", f"echo '{line}'")
+    assert slurm.running_job(7) == found
+    assert slurm.first_node(7) == (found[0] if found else None)
+
+
 def test_what_else_is_asked(slurm: Slurm, fake: Fake) -> None:
     fake("scontrol show topology", f"cat {SAMPLES}/scontrol_topology_22.05.txt")
     assert [switch.name for switch in slurm.topology()] == ["s0", "s1", "top"]
