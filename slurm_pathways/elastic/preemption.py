@@ -16,7 +16,7 @@ class Preempted(Exception):
 
     Attributes:
         step: the number of steps that are done.
-        path: the file; the next ``elastic.run`` with this folder continues from it. None: there was nothing to keep.
+        path: the folder; the next ``elastic.run`` with this folder continues from it. None: there was nothing to keep.
     """
 
     def __init__(self, step: int, path: Path | None) -> None:
@@ -30,7 +30,8 @@ class Preemption:
     """What to do on the warning.
 
     Attributes:
-        folder: where the state is written, and looked for at the start. All that writes there is this training.
+        folder: where the state is written, and looked for at the start, on a file system that all hosts share: each
+            writes and reads its own part. All that writes there is this training.
         signals: the warning. The templates' ``requeue.sbatch`` sends SIGUSR1; Slurm's own is SIGTERM.
         on_warning: is called after the step in which it came, with that step's number, before the state is written.
     """

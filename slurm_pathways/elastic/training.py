@@ -244,7 +244,7 @@ class _Training(Generic[_Result]):
         step = disk.newest_step(self._preemption.folder) if self._preemption is not None else None
         if self._preemption is None or step is None:
             return 0, state
-        return step, disk.load(self._preemption.folder, step, state)
+        return step, disk.load(self._preemption.folder, step, state, mesh)
 
     def newest_snapshot(self) -> int | None:
         return self._snapshots.newest_step()

@@ -34,7 +34,7 @@ def test_states_come_back_as_they_were(start_dying: Callable[..., LocalRuntime],
     assert [step for step, _ in others] == [5, 10]
     for step, state in others:
         assert state == [line if line != "['plain'][0] 5" else f"['plain'][0] {step}" for line in first]
-    assert answers["preempted"] == [7, "snapshot-7.npz"]
+    assert answers["preempted"] == [7, "snapshot-7"]
     assert answers["from_disk"] == ["7", *first]
     assert list((tmp_path / "checkpoints").iterdir()) == []
     kind, message, cause = answers["gave up"]
