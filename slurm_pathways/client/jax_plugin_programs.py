@@ -1,4 +1,4 @@
-"""Programs for the runtime itself, with arrays as their arguments and results; a part of ``jax_adapter``."""
+"""Programs for the runtime itself; a part of ``jax_adapter``."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -7,6 +7,9 @@ from typing import Any
 import jax
 
 from slurm_pathways.client.jax_adapter import is_proxy, private_names
+
+#: What the runtime answers a failed request with.
+RuntimeFailure = jax.errors.JaxRuntimeError
 
 
 def client_of(device: jax.Device) -> Any:
@@ -52,20 +55,16 @@ def start_plugin_program(
         results: what the program gives, with shardings.
 
     Returns:
-        The results, and what waits until all is done and raises JaxRuntimeError if something went wrong.
+        The results, and what waits until all is done and raises RuntimeFailure if something went wrong.
 
     Raises:
-        jax.errors.JaxRuntimeError: the runtime refuses. PrivateNamesChangedError: this version of JAX does it in
+        RuntimeFailure: the runtime refuses. PrivateNamesChangedError: this version of JAX does it in
             another way.
     """
     with private_names():
         from jax._src.interpreters import pxla
-        from jax.extend import ifrt_programs
 
-        programs = ifrt_programs.ifrt_programs
-        executable = client.compile_ifrt_program(
-            programs.make_plugin_program(text), programs.make_plugin_compile_options()
-        )
+        executable = _compile(client, text)
         avals = [jax.core.ShapedArray(result.shape, result.dtype) for result in results]
         shardings = [result.sharding for result in results]
         handlers = pxla.global_avals_to_results_handler(avals, shardings, True).handlers
@@ -73,3 +72,24 @@ def start_plugin_program(
         made = list(executed.consume_with_handlers(handlers)) if results else []
         token = executed.consume_token()
     return made, token.block_until_ready
+
+
+def run_plugin_program(text: str) -> str:
+    """Compile and execute a program, and wait until it is done.
+
+    Returns:
+        What the runtime says of it when it is compiled: its fingerprint.
+
+    Raises:
+        RuntimeFailure: it refuses or fails.
+    """
+    executable = _compile(jax.local_devices()[0].client, text)
+    executable.execute_sharded((), with_tokens=True).consume_token().block_until_ready()
+    return bytes(executable.fingerprint or b"").decode()
+
+
+def _compile(client: Any, text: str) -> Any:
+    from jax.extend import ifrt_programs
+
+    programs = ifrt_programs.ifrt_programs
+    return client.compile_ifrt_program(programs.make_plugin_program(text), programs.make_plugin_compile_options())

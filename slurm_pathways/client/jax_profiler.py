@@ -1,4 +1,4 @@
-"""jaxlib's profiler as JAX's Python uses it, and programs for the runtime itself; a part of ``jax_adapter``."""
+"""jaxlib's profiler as JAX's Python uses it; a part of ``jax_adapter``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,6 @@ from typing import Any
 import jax
 
 from slurm_pathways.client.jax_adapter import is_proxy, is_replaced, private_names, replacing
-
-#: What the runtime answers a failed request with.
-RuntimeFailure = jax.errors.JaxRuntimeError
 
 #: ``(make, options) -> session``: in place of ``make(options)``, jaxlib's ``ProfilerSession``.
 BeginTrace = Callable[[Callable[[Any], Any], Any], Any]
@@ -52,21 +49,3 @@ def replace_profiler(begin: BeginTrace, export: Export) -> None:
         export(call_original, data, folder, session_id)
 
     _profiler.export_to_xprof = export_to_xprof
-
-
-def run_plugin_program(text: str) -> str:
-    """Compile and execute a program for the runtime itself, and wait until it is done.
-
-    Returns:
-        What the runtime says of it when it is compiled: its fingerprint.
-
-    Raises:
-        RuntimeFailure: it refuses or fails.
-    """
-    from jax.extend import ifrt_programs
-
-    programs = ifrt_programs.ifrt_programs
-    client = jax.local_devices()[0].client
-    executable = client.compile_ifrt_program(programs.make_plugin_program(text), programs.make_plugin_compile_options())
-    executable.execute_sharded((), with_tokens=True).consume_token().block_until_ready()
-    return bytes(executable.fingerprint or b"").decode()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slurm_pathways.client import jax_profiler
+from slurm_pathways.client import jax_plugin_programs, jax_profiler
 
 _logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class _Trace:
 
     def _ask(self, request: dict[str, Any], loss: str) -> str | None:
         try:
-            return jax_profiler.run_plugin_program(json.dumps({"hostTraceRequest": request}))
-        except jax_profiler.RuntimeFailure as failure:
+            return jax_plugin_programs.run_plugin_program(json.dumps({"hostTraceRequest": request}))
+        except jax_plugin_programs.RuntimeFailure as failure:
             # The program's own trace is there all the same.
             _logger.warning("%s: %s", loss, failure)
             return None

@@ -62,7 +62,12 @@ def save(folder: Path, step: int, state: Any) -> Path:
     if not path.exists():
         fresh = folder / f"{path.name}.new-{uuid.uuid4().hex}"
         fresh.mkdir()
-        _write(fresh, state)
+        try:
+            _write(fresh, state)
+        except BaseException:
+            # Hosts may still write there; what they leave goes with the next snapshot.
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         fresh.rename(path)
         _sync(folder)
     remove(folder, but=path)

@@ -35,7 +35,13 @@ def test_states_come_back_as_they_were(start_dying: Callable[..., LocalRuntime],
     for step, state in others:
         assert state == [line if line != "['plain'][0] 5" else f"['plain'][0] {step}" for line in first]
     assert answers["preempted"] == [7, "snapshot-7"]
+    assert answers["parts"]["['over slices']"] == [".zarray", "0.0", "1.0"]
+    assert answers["parts"]["['both']"] == [".zarray", "0.0", "1.0", "2.0", "3.0"]
+    assert answers["parts"]["['same']"] == [".zarray", "0.0"]
+    assert answers["parts"]["['nothing']"] == [".zarray"]
     assert answers["from_disk"] == ["7", *first]
+    assert answers["on_fewer"] == ["7", *(line.replace("{'slice': 2", "{'slice': 1") for line in first)]
+    assert "/1.0 is missing" in answers["damaged"] and "All hosts must see this folder" in answers["damaged"]
     assert list((tmp_path / "checkpoints").iterdir()) == []
     kind, message, cause = answers["gave up"]
     assert (kind, cause) == ("GaveUp", "DATA_LOSS: number 2")

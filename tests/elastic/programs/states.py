@@ -4,6 +4,7 @@ The loss is pretended: what counts here is what the library makes of it.
 """
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -68,7 +69,8 @@ def main() -> None:
     answers = {"number": elastic.run(train, snapshots=settings, axes=axes), "seen": seen}
 
     # On the warning, to disk and back.
-    preemption = elastic.Preemption(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    preemption = elastic.Preemption(folder)
 
     def until_warned(attempt: elastic.Attempt) -> None:
         state = attempt.start(init)
@@ -79,12 +81,26 @@ def main() -> None:
         elastic.run(until_warned, axes=axes, preemption=preemption)
     except elastic.Preempted as preempted:
         answers["preempted"] = [preempted.step, preempted.path.name if preempted.path else None]
+    saved = folder / "snapshot-7"
+    arrays = json.loads((saved / "state.json").read_text())["arrays"]
+    answers["parts"] = {
+        name: sorted(path.name for path in (saved / "arrays" / array["number"]).iterdir())
+        for name, array in arrays.items()
+    }
+    copies = [shutil.copytree(folder, folder.with_name(name)) for name in ("for fewer", "damaged")]
 
     def from_disk(attempt: elastic.Attempt) -> list[str]:
         state = attempt.start(init)
         return [str(attempt.step), *described(state)]
 
     answers["from_disk"] = elastic.run(from_disk, axes=axes, preemption=preemption)
+    devices = [device for device in jax.devices() if device.slice_index == 0]
+    answers["on_fewer"] = elastic.run(from_disk, axes=axes, devices=devices, preemption=elastic.Preemption(copies[0]))
+    (copies[1] / "snapshot-7" / "arrays" / arrays["['both']"]["number"] / "1.0").unlink()
+    try:
+        elastic.run(from_disk, axes=axes, preemption=elastic.Preemption(copies[1]))
+    except OSError as error:
+        answers["damaged"] = str(error)
 
     # What cannot go on, and what is not ours.
     def lost(attempt: elastic.Attempt) -> None:
