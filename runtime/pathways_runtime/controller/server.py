@@ -414,7 +414,7 @@ class Controller:
             peer.relay.backlog_bytes = message.unsent_bytes
 
     def _read_heartbeat(self, peer: Peer, message: msg.Heartbeat) -> None:
-        self._handle(ev.HeartbeatReceived(peer.peer, time.monotonic_ns()))
+        self._handle(ev.HeartbeatsReceived((peer.peer,), time.monotonic_ns()))
         if peer.role == "supervisor":
             # So that it knows whether it is cut off.
             peer.channel.send(message)

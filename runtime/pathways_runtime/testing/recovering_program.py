@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 from pathways_runtime.testing.manual_clock import ManualClock
 from pathways_runtime.testing.simulated_client import ClientArray, Mesh, SimulatedClient
+from pathways_runtime.testing.simulated_executor import WITHOUT_RESULT
 
 #: Steps come in bursts, as recovery takes much longer than a step.
 _LONGEST_PAUSE_NS = 40_000
 _LONGEST_REST_NS = 2_000_000_000
 _LONGEST_BURST = 10
 _MOST_ARRAYS = 4
-_PROGRAMS = (b"F", b"G")
+_PROGRAMS = (b"F", b"G", WITHOUT_RESULT)
 
 
 class RecoveringProgram:
@@ -58,7 +59,7 @@ class RecoveringProgram:
         self.client.detach()
 
     def work_everywhere(self, on_missing: Callable[[str], None]) -> None:
-        """Make an array on each mesh, run both programs on it, copy the result to a mesh like it, and check all.
+        """Make an array on each mesh, run the programs on it, copy the result to a mesh like it, and check all.
 
         Called after ``stop``. Programs that are not there are compiled first.
         """
@@ -87,6 +88,7 @@ class RecoveringProgram:
         made = client.make_array(mesh)
         ran = client.run_program(b"F", made)
         again = client.run_program(b"G", ran)
+        client.run_for_effect(again)
         alike = [other for other in self.meshes if len(other) == len(mesh) and other != mesh]
         arrays = [made, ran, again, *(client.copy(again, other) for other in alike)]
         for array in arrays:
@@ -152,10 +154,13 @@ class RecoveringProgram:
         if alike and array not in self._copied and rng.random() < 0.3:
             result = client.copy(array, rng.choice(alike))
             self._copied = [result, *self._copied[:_MOST_ARRAYS]]
-        elif client.has_program(program, array.mesh):
-            result = client.run_program(program, array)
-        else:
+        elif not client.has_program(program, array.mesh):
             return
+        elif program == WITHOUT_RESULT:
+            client.run_for_effect(array)
+            return
+        else:
+            result = client.run_program(program, array)
         self._arrays[place] = result
         if rng.random() < 0.3:
             client.check(result)

@@ -18,7 +18,7 @@ from pathways_runtime.core.session.core import SessionCore
 from pathways_runtime.core.sharding import Sharding, TileAssignment, TileKind
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.testing.simulated_executor import PROGRAM_FACTORS, SimulatedExecutor
+from pathways_runtime.testing.simulated_executor import PROGRAM_FACTORS, WITHOUT_RESULT, SimulatedExecutor
 from pathways_runtime.testing.simulated_network import Process
 from pathways_runtime.testing.simulated_worlds import MODULUS
 
@@ -149,6 +149,7 @@ class SimulatedClient(Process):
         self._stored: dict[Handle, int] = {}
         self._fetched: int | None = None
         self._programs: dict[tuple[bytes, Mesh], Handle] = {}
+        self._compiling: dict[Handle, bytes] = {}
         self._failed: set[Handle] = set()
 
     def attached(
@@ -196,6 +197,10 @@ class SimulatedClient(Process):
         output = ClientArray(self._new_handle(), array.mesh, [result] * len(array.mesh))
         self._ask_at_once(requests.LoadedExecutableExecute(executable, (array.handle,), (output.handle,)))
         return output
+
+    def run_for_effect(self, array: ClientArray) -> None:
+        """Run the program without a result on an array."""
+        self._ask_at_once(requests.LoadedExecutableExecute(self._programs[WITHOUT_RESULT, array.mesh], (array.handle,)))
 
     def copy(self, array: ClientArray, mesh: Mesh) -> ClientArray:
         """A copy of an array on another mesh of the same size."""
@@ -321,11 +326,14 @@ class SimulatedClient(Process):
 
     def compiled(self, executable: Handle, mesh: Mesh, failure: Status | None) -> None:
         """The controller says how a compilation ended; ``mesh`` is known when it went well."""
+        program = self._compiling.pop(executable, None)
         if failure is not None:
             self.feed(sev.ProgramCompiled(executable, None, failure))
             return
-        output = sev.ProgramOutput(DType.S32, (len(mesh),), _over(mesh).tiles, None)
-        self.feed(sev.ProgramCompiled(executable, sev.CompiledProgram("psum", b"", (output,), num_parameters=1), None))
+        outputs: tuple[sev.ProgramOutput, ...] = ()
+        if program != WITHOUT_RESULT:
+            outputs = (sev.ProgramOutput(DType.S32, (len(mesh),), _over(mesh).tiles, None),)
+        self.feed(sev.ProgramCompiled(executable, sev.CompiledProgram("psum", b"", outputs, num_parameters=1), None))
 
     def _perform(self, told: sins.Instruction) -> None:
         match told:
@@ -333,6 +341,7 @@ class SimulatedClient(Process):
                 self.num_undispatched += 1
                 self._controller.submit(self, SimulatedSubmit.of(self.session, told))
             case sins.CompileProgram():
+                self._compiling[told.executable] = told.program
                 self._controller.compile(self, told)
             case sins.SendHostBuffer():
                 value = self._stored[told.host_buffer_handle]

@@ -20,12 +20,17 @@ from pathways_runtime.testing.simulated_cells import Cell
 from pathways_runtime.testing.simulated_client import SimulatedClient, SimulatedSubmit
 from pathways_runtime.testing.simulated_executor import MoveKey, SimulatedExecutor
 from pathways_runtime.testing.simulated_network import LONGEST_DELAY_NS, Network, Process
+from pathways_runtime.testing.simulated_parts import SharedOperation
 from pathways_runtime.testing.simulated_relay import Action, SimulatedRelay
 from pathways_runtime.testing.simulated_reordering import Reordering
+from pathways_runtime.testing.simulated_stages import stage_of
 from pathways_runtime.testing.simulated_supervisor import SimulatedSupervisor
 from pathways_runtime.testing.simulated_worlds import Member, SimulatedWorld
 
 _FIRST_WORKER_PEER = 1_000_000
+
+#: Processes show that they live at every so many calls of ``beat``, each a third of them.
+_BEAT_EVERY = 3
 
 
 class Stuck(AssertionError):
@@ -55,14 +60,16 @@ class SimulatedCluster:
     Args:
         num_spares: workers beyond the topology's hosts.
         reordering: hosts that break the order on purpose: they let launches of one session overtake another's.
-        check_every: check all invariants after every so many events.
+        check_every: check all invariants after every so many events, besides each that begins a stage of a recovery.
         relay_fanout: up to so many hosts are reached directly, more through relays.
         how_often_stuck: how often a program does not end although its world is over, so that its process must.
-        observe: called with each instruction of the controller before it is performed.
+        observe: called with each instruction of the controller that begins a stage of a recovery, and the stage, before
+            it is performed.
 
     Attributes:
         supervisors: by worker, the newest process of each.
         lost_hosts: hosts that sessions were told are lost, with the first failure of each.
+        down_hosts: those of them that nobody serves for at present.
         num_checks: how often all invariants were checked.
     """
 
@@ -80,7 +87,7 @@ class SimulatedCluster:
         relay_fanout: int = RELAY_FANOUT,
         heartbeat_timeout_ns: int = 3_000_000_000,
         how_often_stuck: float = 0.0,
-        observe: Callable[[ins.Instruction], None] = lambda instruction: None,
+        observe: Callable[[str, ins.Instruction], None] = lambda stage, instruction: None,
     ) -> None:
         self.topology = Topology(num_slices, hosts_per_slice, devices_per_host, "simulated")
         self.rng = random.Random(seed)
@@ -100,6 +107,7 @@ class SimulatedCluster:
         self.supervisors: dict[WorkerId, SimulatedSupervisor] = {}
         self.worlds: dict[WorldId, SimulatedWorld] = {}
         self.lost_hosts: dict[HostIndex, Status] = {}
+        self.down_hosts: set[HostIndex] = set()
         self.num_dispatched = 0
         self.num_checks = 0
         self._connections: dict[PeerId, _Connection] = {}
@@ -109,6 +117,10 @@ class SimulatedCluster:
         self._reorderings: dict[HostIndex, Reordering] = {}
         self._check_every = check_every
         self._num_events = 0
+        self._num_beats = 0
+        #: What the instructions of one event send through each relay, and what they tell each executor of others.
+        self._relayed: dict[SimulatedRelay, list[tuple[SimulatedExecutor, Action]]] = {}
+        self._news_of_peers: dict[PeerId, list[Callable[[SimulatedExecutor], None]]] = {}
         self._is_ready = False
         self.tell(ev.Started(0, 0.0))
         for worker in range(self.topology.num_hosts + num_spares):
@@ -319,25 +331,37 @@ class SimulatedCluster:
             client.check_invariants()
 
     def beat(self) -> None:
-        """Every process that lives says so, and the controller looks who did not."""
-        now_ns, is_cut, controller = self.clock.now_ns, self.network.is_cut, self.controller
-        for peer, connection in self._connections.items():
+        """Every process that lives says so at each third call, and the controller looks who did not."""
+        now_ns, controller = self.clock.now_ns, self.controller
+        has_cuts, is_cut, connections = self.network.has_cuts, self.network.is_cut, self._connections
+        self._num_beats += 1
+        turn = self._num_beats % _BEAT_EVERY
+        heard = []
+        for peer in range(_FIRST_WORKER_PEER + turn, _FIRST_WORKER_PEER + len(connections), _BEAT_EVERY):
+            connection = connections[PeerId(peer)]
             process, relay = connection.process, connection.relay
-            if not connection.is_open or process.is_dead:
+            if not connection.is_open or process.is_dead or (relay is not None and relay.is_dead):
                 continue
-            next_stop = controller if relay is None else relay
-            if is_cut(process, next_stop) or (relay is not None and (relay.is_dead or is_cut(relay, controller))):
+            if has_cuts and is_cut(process, relay or controller):
                 continue
-            self.core.handle(ev.HeartbeatReceived(peer, now_ns))
+            if has_cuts and relay is not None and is_cut(relay, controller):
+                continue
+            heard.append(PeerId(peer))
+        self.core.handle(ev.HeartbeatsReceived(heard, now_ns))
         self.tell(ev.TimePassed(now_ns))
 
     def tell(self, event: ev.Event) -> None:
         """Something happens to the controller, now."""
+        is_stage = False
         for instruction in self.core.handle(event):
-            self.observe(instruction)
+            stage = stage_of(instruction)
+            if stage is not None:
+                is_stage = True
+                self.observe(stage, instruction)
             self._perform(instruction)
+        self._flush()
         self._num_events += 1
-        if self._num_events % self._check_every == 0:
+        if is_stage or self._num_events % self._check_every == 0:
             self.check_invariants()
 
     def _perform(self, instruction: ins.Instruction) -> None:
@@ -361,6 +385,9 @@ class SimulatedCluster:
             case ins.ChangeHost(host, _, _, failure):
                 if failure is not None:
                     self.lost_hosts.setdefault(host, failure)
+                    self.down_hosts.add(host)
+                else:
+                    self.down_hosts.discard(host)
                 for client in self.clients:
                     self._to_client(client, functools.partial(client.host_changed, instruction))
             case ins.AcceptSession(peer, session, hosts, _, _, max_undispatched):
@@ -382,21 +409,19 @@ class SimulatedCluster:
                 all_peers = {b.host: self._executor(b.peer) for b in everybody}
                 for bound in executors:
                     executor = self._bound[bound.host] = self._executor(bound.peer)
-                    self._to_process(bound.peer, functools.partial(executor.bind, bound.host, dict(all_peers)))
+                    self._to_process(bound.peer, functools.partial(executor.bind, bound.host, all_peers))
             case ins.LosePeers(peers, lost):
-                self._to_executors(peers, lambda e: functools.partial(e.lose_peers, lost))
+                self._add_news(peers, lambda e: e.lose_peers(lost))
             case ins.ReplacePeer(peers, bound):
                 replacement = self._executor(bound.peer)
-                self._to_executors(peers, lambda e: functools.partial(e.replace_peer, bound.host, replacement))
+                self._add_news(peers, lambda e: e.replace_peer(bound.host, replacement))
             case ins.StartCoordination(world, num_members):
-                hosts = self._hosts_of_world(world)
-                assert len(hosts) == num_members
-                self._world(world, hosts)
+                self._world(world, num_members)
                 self.clock.call_later(0, functools.partial(self._start_coordination, world))
             case ins.StopCoordination(world):
                 self.worlds[world].stop(self._is_known)
             case ins.FormMember(peer, world, _, _, hosts):
-                self._world(world, hosts)
+                self._world(world, len(hosts)).hosts = hosts
                 self._to_process(peer, functools.partial(self._executor(peer).form, world))
             case ins.LeaveWorld(peers, world, _):
                 self._to_executors(peers, lambda e: functools.partial(e.leave_world, world))
@@ -416,31 +441,28 @@ class SimulatedCluster:
                 raise TypeError(f"nobody performs {instruction!r}")
 
     def _start_on(self, hosts: tuple[HostIndex, ...], seq: int, session: SessionId, operation: Operation) -> None:
-        relayed: dict[SimulatedRelay, list[tuple[SimulatedExecutor, Action]]] = {}
+        shared, relayed = SharedOperation(operation, self.topology), self._relayed
         for host in hosts:
             executor = self._bound[host]
-            start: Action = functools.partial(executor.start, seq, session, operation)
+            start: Action = functools.partial(executor.start, seq, session, shared)
             if host in self._reordering:
                 reordering = self._reorderings.setdefault(host, Reordering(executor, self.clock))
-                start = functools.partial(reordering.start, session, operation)
+                start = functools.partial(reordering.start, session, shared)
             connection = self._connections[executor.peer]
             assert connection.is_open, f"an operation is dispatched to {executor.name}, which was given up"
+            if executor.peer in self._news_of_peers:
+                self._tell_news(executor.peer)
             if connection.relay is None:
                 self.network.link(self.controller, executor).send(start)
             else:
                 relayed.setdefault(connection.relay, []).append((executor, start))
-        for relay, starts in relayed.items():
-            relay.pass_on(starts)
 
     # worlds
 
-    def _hosts_of_world(self, world: WorldId) -> tuple[HostIndex, ...]:
-        (slices,) = (w["slices"] for w in self.core.report(self.clock.now_ns)["worlds"] if w["id"] == world)
-        return tuple(host for s in slices for host in self.topology.hosts_of_slice(s))
-
-    def _world(self, world: WorldId, hosts: tuple[HostIndex, ...]) -> None:
+    def _world(self, world: WorldId, num_members: int) -> SimulatedWorld:
         if world not in self.worlds:
-            self.worlds[world] = SimulatedWorld(world, hosts, self.clock, self.rng, self.topology.host_of)
+            self.worlds[world] = SimulatedWorld(world, num_members, self.clock, self.rng, self.topology.host_of)
+        return self.worlds[world]
 
     def _start_coordination(self, world: WorldId) -> None:
         self.worlds[world].start()
@@ -516,14 +538,35 @@ class SimulatedCluster:
             self.clock.call_later(0, lambda: self.tell(ev.PeerClosed(peer, "refused", self.clock.now_ns)))
 
     def _to_process(self, peer: PeerId, action: Action) -> None:
+        if peer in self._news_of_peers:
+            self._tell_news(peer)
+        self._send(peer, action)
+
+    def _add_news(self, peers: tuple[PeerId, ...], news: Callable[[SimulatedExecutor], None]) -> None:
+        for peer in peers:
+            self._news_of_peers.setdefault(peer, []).append(news)
+
+    def _tell_news(self, peer: PeerId) -> None:
+        self._send(peer, functools.partial(_learn, self._executor(peer), self._news_of_peers.pop(peer)))
+
+    def _send(self, peer: PeerId, action: Action) -> None:
         connection = self._connections[peer]
         if not connection.is_open:
             return
         if connection.relay is not None:
             assert isinstance(connection.process, SimulatedExecutor)
-            connection.relay.pass_on([(connection.process, action)])
+            self._relayed.setdefault(connection.relay, []).append((connection.process, action))
         else:
             self.network.link(self.controller, connection.process).send(action)
+
+    def _flush(self) -> None:
+        """What one event makes the controller say goes out: to each relay at once, and about peers to each executor."""
+        for peer in list(self._news_of_peers):
+            self._tell_news(peer)
+        if self._relayed:
+            relayed, self._relayed = self._relayed, {}
+            for relay, deliveries in relayed.items():
+                relay.pass_on(deliveries)
 
     def _to_executors(self, peers: tuple[PeerId, ...], action_of: Callable[[SimulatedExecutor], Action]) -> None:
         for peer in peers:
@@ -546,3 +589,8 @@ class SimulatedCluster:
 
     def _peer(self, client: SimulatedClient) -> PeerId:
         return PeerId(self.clients.index(client) + 1)
+
+
+def _learn(executor: SimulatedExecutor, news: list[Callable[[SimulatedExecutor], None]]) -> None:
+    for tell in news:
+        tell(executor)

@@ -12,7 +12,7 @@ nonsense for the others, until the session hears of that member's failure.
 import functools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from pathways_runtime.core import operations as ops
@@ -31,9 +31,13 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.manual_clock import ManualClock
 from pathways_runtime.testing.simulated_cells import Cell, when_all_ready
 from pathways_runtime.testing.simulated_network import Process
+from pathways_runtime.testing.simulated_parts import SharedOperation, devices_by_host
 from pathways_runtime.testing.simulated_worlds import MODULUS, SimulatedWorld
 
-PROGRAM_FACTORS = {b"F": 1, b"G": 3}
+PROGRAM_FACTORS = {b"F": 1, b"G": 3, b"N": 0}
+
+#: It gives nothing; its hosts meet all the same.
+WITHOUT_RESULT = b"N"
 
 #: How long a completed launch waits for others to be acknowledged with it.
 _ACKNOWLEDGE_AFTER_NS = 50_000
@@ -82,6 +86,7 @@ _ArrayKey = tuple[SessionId, Handle]
 class _Program(NamedTuple):
     factor: int
     devices: tuple[DeviceId, ...]
+    mine: tuple[DeviceId, ...]
     world: SimulatedWorld
 
 
@@ -101,7 +106,6 @@ class SimulatedExecutor(Process):
 
     Attributes:
         host: the virtual host that it stands behind; -1 before it is told.
-        peers: who stands behind the other hosts, as far as it was told.
         sessions: those that are open here.
     """
 
@@ -120,7 +124,6 @@ class SimulatedExecutor(Process):
         self.epoch = epoch
         self.peer = peer
         self.host = HostIndex(-1)
-        self.peers: dict[HostIndex, SimulatedExecutor] = {}
         self.sessions: set[SessionId] = set()
         self._topology = topology
         self._clock = clock
@@ -140,6 +143,10 @@ class SimulatedExecutor(Process):
         self._given_up: set[SimulatedExecutor] = set()
         self._queue: deque[_Launch] = deque()
         self._is_busy = False
+        #: Who stands behind the hosts, as it was told at first, and what has changed since. The former is one value for
+        #: all executors.
+        self._first_peers: Mapping[HostIndex, SimulatedExecutor] = {}
+        self._changed_peers: dict[HostIndex, SimulatedExecutor | None] = {}
         self._num_unacknowledged = 0
         self._last_seq = 0
 
@@ -153,10 +160,10 @@ class SimulatedExecutor(Process):
 
     # who and where
 
-    def bind(self, host: HostIndex, peers: dict[HostIndex, "SimulatedExecutor"]) -> None:
-        """It stands behind ``host``."""
+    def bind(self, host: HostIndex, peers: Mapping[HostIndex, "SimulatedExecutor"]) -> None:
+        """It stands behind ``host``, and who stands behind all hosts."""
         assert self.host in (-1, host), f"{self.name} is bound to host {self.host} and now to {host}"
-        self.host, self.peers = host, peers
+        self.host, self._first_peers, self._changed_peers = host, peers, {}
 
     def lose_peers(self, lost: tuple[tuple[HostIndex, Status], ...]) -> None:
         """Other hosts are gone: what they have not sent will never come. What is under way still does."""
@@ -165,16 +172,22 @@ class SimulatedExecutor(Process):
 
     def _lose_peer(self, host: HostIndex, failure: Status) -> None:
         self._lost_peers[host] = failure
-        if (gone := self.peers.pop(host, None)) is not None:
+        if (gone := self._peer(host)) is not None:
             self._given_up.add(gone)
+        self._changed_peers[host] = None
         for key, cell in self._expected_from.pop(host, {}).items():
             if not cell.is_ready and key not in self._on_way:
                 cell.settle(None, failure)
 
     def replace_peer(self, host: HostIndex, executor: "SimulatedExecutor") -> None:
         """Another executor stands behind a host that was lost."""
-        self.peers[host] = executor
+        self._changed_peers[host] = executor
         self._lost_peers.pop(host, None)
+
+    def _peer(self, host: HostIndex) -> "SimulatedExecutor | None":
+        if host in self._changed_peers:
+            return self._changed_peers[host]
+        return self._first_peers.get(host)
 
     def form(self, world_id: WorldId) -> None:
         """Make the client of a world; MemberFormed follows."""
@@ -252,7 +265,8 @@ class SimulatedExecutor(Process):
         if world is None or (told.world in self._over and len(self._topology.hosts_of(told.devices)) > 1):
             failure = Status(Code.INVALID_ARGUMENT, f"world {told.world} is not formed on {self.name}")
         elif told.session in self.sessions:
-            program = _Program(PROGRAM_FACTORS[told.program], told.devices, world)
+            mine = devices_by_host(self._topology, told.devices)[self.host]
+            program = _Program(PROGRAM_FACTORS[told.program], told.devices, mine, world)
             self._programs[told.session, told.executable] = program
         # The devices stand in for the metadata, which only the client reads.
         where = told.session, told.executable
@@ -282,8 +296,9 @@ class SimulatedExecutor(Process):
         if not cell.is_ready:
             cell.settle(value, failure)
 
-    def start(self, seq: int, session: SessionId, operation: ops.Operation) -> None:
+    def start(self, seq: int, session: SessionId, shared: SharedOperation) -> None:
         """The next operation of this host's stream."""
+        operation = shared.operation
         assert seq > self._last_seq, f"{self.name}: seq {seq} comes after {self._last_seq}"
         self._last_seq = seq
         if session in self._closed_sessions:
@@ -295,17 +310,15 @@ class SimulatedExecutor(Process):
         match operation:
             case ops.Launch():
                 self._launch(session, operation)
-            case ops.MakeArrays(op_id, results, buffers):
-                for result, indices in zip(results, buffers, strict=True):
-                    for device, index in self._mine(result.devices, indices):
-                        buffer = self._host_buffers.setdefault((session, op_id, index), Cell())
-                        self._add(session, result.handle, device, buffer)
-            case ops.Alias(_, results, sources):
-                for result, handles in zip(results, sources, strict=True):
-                    for device, handle in self._mine(result.devices, handles):
-                        self._add(session, result.handle, device, self._cell(session, handle, device))
-            case ops.Transfer():
-                self._transfer(session, operation)
+            case ops.MakeArrays(op_id):
+                for handle, device, index in shared.shards_on(self.host):
+                    buffer = self._host_buffers.setdefault((session, op_id, index), Cell())
+                    self._add(session, handle, device, buffer)
+            case ops.Alias():
+                for handle, device, source in shared.shards_on(self.host):
+                    self._add(session, handle, device, self._cell(session, source, device))
+            case ops.Transfer(op_id):
+                self._transfer(session, op_id, shared)
             case ops.Delete(_, handles):
                 for handle in handles:
                     self._arrays.pop((session, handle), None)
@@ -334,7 +347,7 @@ class SimulatedExecutor(Process):
     def _launch(self, session: SessionId, operation: ops.Launch) -> None:
         program = self._programs.get((session, operation.executable))
         assert program is not None, f"{self.name} is to run {operation} of session {session}, which it has not loaded"
-        mine = [device for device in program.devices if self._topology.host_of(device) == self.host]
+        mine = program.mine
         inputs = [self._cell(session, handle, device) for handle in operation.arguments for device in mine]
         launch = _Launch(session, operation, program, inputs)
         for handle in operation.results:
@@ -394,21 +407,17 @@ class SimulatedExecutor(Process):
             count, self._num_unacknowledged = self._num_unacknowledged, 0
             self._surroundings.acknowledge(self, count, ())
 
-    def _transfer(self, session: SessionId, operation: ops.Transfer) -> None:
+    def _transfer(self, session: SessionId, op_id: OpId, shared: SharedOperation) -> None:
         outgoing: list[tuple[HostIndex, MoveKey, Cell]] = []
-        for index, move in enumerate(operation.moves):
-            source_host = self._topology.host_of(move.source_device)
-            target_host = self._topology.host_of(move.target_device)
-            assert move.source_box is None and move.target_box is None, "whole shards only"
-            key = (session, operation.op_id, index)
-            handle = operation.results[move.result_index].handle
+        for index, move, handle, source_host, target_host in shared.passages_on(self.host):
+            key = (session, op_id, index)
             if source_host == self.host:
                 source = self._cell(session, move.source, move.source_device)
                 if target_host == self.host:
                     self._add(session, handle, move.target_device, source)
                 else:
                     outgoing.append((target_host, key, source))
-            elif target_host == self.host:
+            else:
                 self._add(session, handle, move.target_device, self._expect(source_host, key))
         left = len(outgoing)
 
@@ -416,7 +425,7 @@ class SimulatedExecutor(Process):
             nonlocal left
             left -= 1
             if not left:
-                self._surroundings.acknowledge(self, 0, ((session, operation.op_id),))
+                self._surroundings.acknowledge(self, 0, ((session, op_id),))
 
         for target_host, key, source in outgoing:
             source.when_ready(self._sender(target_host, key, source, on_way))
@@ -432,7 +441,7 @@ class SimulatedExecutor(Process):
 
     def _sender(self, target: HostIndex, key: MoveKey, source: Cell, on_way: Callable[[], None]) -> Callable[[], None]:
         # As it is reached now: who comes there later knows nothing of this transfer.
-        receiver = self.peers.get(target)
+        receiver = self._peer(target)
 
         def send() -> None:
             if receiver is not None:
@@ -467,10 +476,6 @@ class SimulatedExecutor(Process):
             cell.settle(None, failure)
 
     # shards
-
-    def _mine(self, devices: tuple[DeviceId, ...], values: tuple[int, ...]) -> list[tuple[DeviceId, int]]:
-        pairs = zip(devices, values, strict=True)
-        return [(device, value) for device, value in pairs if self._topology.host_of(device) == self.host]
 
     def _add(self, session: SessionId, handle: Handle, device: DeviceId, cell: Cell) -> None:
         array = self._arrays.setdefault((session, handle), {})

@@ -20,33 +20,6 @@ _HOW_OFTEN_AWAKE = 0.2
 _MOST_WORLDS_FAILED = 2
 
 
-def stage_of(instruction: ins.Instruction) -> str | None:
-    """The stage of recovery that an instruction begins."""
-    match instruction:
-        case ins.ChangeHost(worker=None):
-            return "a host is lost"
-        case ins.ChangeHost():
-            return "a host is back"
-        case ins.StartExecutor(epoch=epoch) if epoch > 1:
-            return "an executor is started anew"
-        case ins.ReplacePeer():
-            return "a worker joins"
-        case ins.LeaveWorld():
-            return "a world ends"
-        case ins.StartCoordination():
-            return "a service starts"
-        case ins.FormMember():
-            return "a world forms"
-        case ins.OpenSession():
-            return "a session opens"
-        case ins.CompileMember():
-            return "a program loads"
-        case ins.StopCoordination():
-            return "a service stops"
-        case _:
-            return None
-
-
 class Faults:
     """``num_faults`` faults between now and ``until_ns``; then everything is mended.
 
@@ -117,12 +90,11 @@ class Faults:
         report = self._cluster.core.report(self._cluster.clock.now_ns)
         return {WorkerId(worker["id"]): worker["state"] for worker in report["workers"]}
 
-    def _observe(self, instruction: ins.Instruction) -> None:
-        stage = stage_of(instruction)
-        if stage is not None and self._rng.random() < _HOW_OFTEN_AWAKE:
+    def _observe(self, stage: str, instruction: ins.Instruction) -> None:
+        if self._rng.random() < _HOW_OFTEN_AWAKE:
             for call in self.on_stage:
                 call()
-        if stage is None or self._is_over or not self._num_left or self._cluster.clock.now_ns > self._until_ns:
+        if self._is_over or not self._num_left or self._cluster.clock.now_ns > self._until_ns:
             return
         if stage == "a world forms" and self._num_worlds_failed < _MOST_WORLDS_FAILED and self._rng.random() < 0.02:
             assert isinstance(instruction, ins.FormMember)
@@ -182,8 +154,8 @@ class Faults:
             return next(s for s in supervisors.values() if s.node == node)
         slice_index = None
         if choice < 0.5:
-            down = [d for d in self._cluster.core.report(0)["devices"] if d["state"] in ("lost", "joining")]
-            slice_index = rng.choice(down)["slice_index"] if down else None
+            down = sorted(self._cluster.down_hosts)
+            slice_index = self._cluster.topology.slice_of_host(rng.choice(down)) if down else None
         if choice < 0.8 and slice_index is None:
             slice_index = rng.choice(self._busy_slices)
         if slice_index is not None:

@@ -70,9 +70,10 @@ class Link:
         Args:
             on_way: called when nothing but the target's death can keep it from arriving.
         """
-        if self._held or self._network.is_cut(self._source, self._target):
+        network = self._network
+        if self._held or (network.has_cuts and network.is_cut(self._source, self._target)):
             self._held.append((deliver, on_way))
-            self._network.hold(self)
+            network.hold(self)
         else:
             self._transmit(deliver, on_way)
 
@@ -90,26 +91,28 @@ class Link:
         if on_way is not None:
             on_way()
         network = self._network
-        arrival_ns = network.clock.now_ns + network.rng.randrange(self._longest_delay_ns)
-        self._last_arrival_ns = max(self._last_arrival_ns, arrival_ns)
-        target = self._target
-
-        def arrive() -> None:
-            if not target.is_dead:
-                deliver()
-
-        network.clock.call_at(self._last_arrival_ns, arrive)
+        arrival_ns = network.clock.now_ns + int(network.rng.random() * self._longest_delay_ns)
+        if arrival_ns > self._last_arrival_ns:
+            self._last_arrival_ns = arrival_ns
+        network.clock.call_at(self._last_arrival_ns, deliver, self._target)
 
 
 class Network:
-    """Makes the links of a simulation, each with a slowness of its own."""
+    """Makes the links of a simulation, each with a slowness of its own.
+
+    Attributes:
+        has_cuts: whether anything is cut at present.
+    """
 
     def __init__(self, clock: ManualClock, rng: random.Random, longest_delay_ns: int = LONGEST_DELAY_NS) -> None:
         self.clock = clock
         self.rng = rng
         self._longest_delay_ns = longest_delay_ns
+        self.has_cuts = False
         self._links: dict[tuple[str, str, str], Link] = {}
         self._cuts: list[Cut] = []
+        #: The nodes, and the processes, that the cuts name.
+        self._cut_off: set[str] = set()
         self._holding: dict[Link, None] = {}
 
     def link(self, source: Process, target: Process, purpose: str = "control") -> Link:
@@ -123,15 +126,22 @@ class Network:
 
     def is_cut(self, source: Process, target: Process) -> bool:
         """Whether nothing gets from one end to another at present."""
-        return bool(self._cuts) and any(cut.blocks(source, target) for cut in self._cuts)
+        cut_off = self._cut_off
+        if not cut_off or cut_off.isdisjoint((source.node, target.node, source.name, target.name)):
+            return False
+        return any(cut.blocks(source, target) for cut in self._cuts)
 
     def cut(self, cut: Cut) -> None:
         """From now on nothing that is sent gets through; what is under way arrives."""
         self._cuts.append(cut)
+        self._cut_off.add(cut.process or cut.node)
+        self.has_cuts = True
 
     def heal(self, cut: Cut) -> None:
         """The cut is no more: what was held arrives, late."""
         self._cuts.remove(cut)
+        self._cut_off = {cut.process or cut.node for cut in self._cuts}
+        self.has_cuts = bool(self._cuts)
         holding, self._holding = self._holding, {}
         for link in holding:
             if not link.resume():

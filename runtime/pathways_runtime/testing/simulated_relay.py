@@ -7,7 +7,7 @@ from pathways_runtime.core.ids import OpId, SessionId, WaitId
 from pathways_runtime.core.relay import Aggregation
 from pathways_runtime.testing.manual_clock import ManualClock
 from pathways_runtime.testing.simulated_executor import SimulatedExecutor
-from pathways_runtime.testing.simulated_network import Network, Process
+from pathways_runtime.testing.simulated_network import Link, Network, Process
 
 Action = Callable[[], None]
 
@@ -40,6 +40,7 @@ class SimulatedRelay(Process):
         self._network = network
         self._controller = controller
         self._send = send
+        self._links: dict[SimulatedExecutor, Link] = {}
         self._aggregation = Aggregation()
 
     def add_child(self, executor: SimulatedExecutor) -> int:
@@ -55,8 +56,12 @@ class SimulatedRelay(Process):
         """One message from the controller, for some children."""
 
         def deliver() -> None:
+            links = self._links
             for child, action in deliveries:
-                self._network.link(self, child).send(action)
+                link = links.get(child)
+                if link is None:
+                    link = links[child] = self._network.link(self, child)
+                link.send(action)
 
         self._network.link(self._controller, self).send(deliver)
 

@@ -61,7 +61,7 @@ class SimulatedWorld:
     """One world, with its service if it has one. Raises when a member that is none takes part in anything.
 
     Attributes:
-        hosts: in rank order.
+        hosts: in rank order; empty until a member is to join.
         is_running: whether its service runs.
         next_failure: what the next member to make its client is told instead.
     """
@@ -69,13 +69,14 @@ class SimulatedWorld:
     def __init__(
         self,
         world: WorldId,
-        hosts: tuple[HostIndex, ...],
+        num_members: int,
         clock: ManualClock,
         rng: random.Random,
         host_of: Callable[[DeviceId], HostIndex],
     ) -> None:
         self.world = world
-        self.hosts = hosts
+        self.hosts: tuple[HostIndex, ...] = ()
+        self.num_members = num_members
         self.is_running = False
         self.next_failure: Status | None = None
         self._clock = clock
@@ -102,10 +103,12 @@ class SimulatedWorld:
 
     def join(self, host: HostIndex, member: Member, on_formed: Callable[[Status | None], None]) -> None:
         """A member makes its client; called back once all have come, or with why it cannot."""
-        assert host in self.hosts, f"{member.name} joins world {self.world} as host {host}"
+        assert host in self.hosts and len(self.hosts) == self.num_members, (
+            f"{member.name} joins world {self.world} as host {host}"
+        )
         former = self._joined.setdefault(host, member)
         assert former is member, f"{member.name} joins world {self.world} as host {host}, and {former.name} did before"
-        if len(self.hosts) == 1:
+        if self.num_members == 1:
             self._clock.call_later(self._rng.randrange(_LONGEST_JOIN_NS), lambda: on_formed(None))
             return
         if not self.is_running:
@@ -113,7 +116,7 @@ class SimulatedWorld:
             return
         self._connected[host] = member
         self._waiting[host] = on_formed
-        if len(self._joined) == len(self.hosts):
+        if len(self._joined) == self.num_members:
             waiting, self._waiting = self._waiting, {}
             for tell in waiting.values():
                 self._clock.call_later(self._rng.randrange(_LONGEST_JOIN_NS), lambda tell=tell: tell(None))  # type: ignore[misc]

@@ -161,7 +161,7 @@ def test_silence_is_loss_and_a_controller_that_slept_blames_nobody():
     assert driver.send(ev.TimePassed(driver.now_ns)) == []
     assert driver.pass_time(2) == []
     for peer in (10000, 10001, 10002, 10003, 1000, 1001, 1003):
-        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+        driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
     out = driver.pass_time(1.25)
     assert [
         (i.host, i.failure.message.partition("UTC, and with it slice ")[2]) for i in of_type(out, ins.ChangeHost)

@@ -305,7 +305,7 @@ def live(driver, seconds, peers):
     out = []
     for _ in range(seconds):
         for peer in peers:
-            driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+            driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
         out += driver.pass_time(1)
     return out
 
@@ -361,7 +361,7 @@ def test_a_silent_supervisor_is_refused_so_that_it_begins_anew():
     driver = Driver(TWO_BY_TWO, heartbeat_timeout_ns=3 * SECOND_NS).start()
     driver.pass_time(2)
     for peer in (10000, 10002, 10003, 1000, 1001, 1002, 1003):
-        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+        driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
     out = driver.pass_time(1.25)
     assert [i.peer for i in of_type(out, ins.Refuse)] == [10001, 1001]
     assert of_type(out, ins.StartExecutor) == []
@@ -386,7 +386,7 @@ def test_a_machine_that_is_cut_off_is_silent_twice_and_lost_once():
     driver = Driver(TWO_BY_TWO, heartbeat_timeout_ns=3 * SECOND_NS).start()
     driver.pass_time(2)
     for peer in (10000, 10002, 10003, 1000, 1002, 1003):
-        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+        driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
     out = driver.pass_time(1.25)
     assert [i.peer for i in of_type(out, ins.Refuse)] == [10001, 1001]
     assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, None)]
@@ -401,7 +401,7 @@ def test_of_hosts_that_are_lost_at_once_none_is_sent_anything_for_the_sake_of_an
     driver.submit(Operation(s, 3, (0, 2)), Operation(s, 4, (2, 3)))
     driver.pass_time(2)
     for peer in (10001, 10002, 10004, 10005, 1001, 1002, 1004, 1005):
-        driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+        driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
     streams = {host: len(stream) for host, stream in driver.streams.items()}
     out = driver.pass_time(1.25)
     assert [i.host for i in of_type(out, ins.ChangeHost)] == [0, 3]

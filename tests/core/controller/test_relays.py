@@ -178,7 +178,7 @@ def test_a_silent_relay_is_gone():
     lost = {}
     for _ in range(8):
         for peer in others:
-            driver.send(ev.HeartbeatReceived(peer, driver.now_ns))
+            driver.send(ev.HeartbeatsReceived((peer,), driver.now_ns))
         for change in of_type(driver.pass_time(0.5), ins.ChangeHost):
             lost[change.host] = change.failure.message
     assert sorted(lost) == [0, 1]

@@ -69,7 +69,7 @@ class ControllerCore:
             ev.WorkerLeaving: self._on_worker_leaving,
             ev.ExecutorRegistered: self._on_executor_registered,
             ev.RelayListening: self._on_relay_listening,
-            ev.HeartbeatReceived: self._on_heartbeat_received,
+            ev.HeartbeatsReceived: self._on_heartbeats_received,
             ev.ExecutorExited: self._on_executor_exited,
             ev.PeerClosed: self._on_peer_closed,
             ev.CoordinationStarted: self._on_coordination_started,
@@ -157,8 +157,8 @@ class ControllerCore:
     def _on_relay_listening(self, event: ev.RelayListening, out: list[Instruction]) -> None:
         self._membership.relay_listens(event, out)
 
-    def _on_heartbeat_received(self, event: ev.HeartbeatReceived, out: list[Instruction]) -> None:
-        self._membership.heard_from(event.peer, event.now_ns)
+    def _on_heartbeats_received(self, event: ev.HeartbeatsReceived, out: list[Instruction]) -> None:
+        self._membership.heard_from(event.peers, event.now_ns)
 
     def _on_executor_exited(self, event: ev.ExecutorExited, out: list[Instruction]) -> None:
         self._act_on(self._membership.exit_executor(event, out), out)

@@ -135,19 +135,31 @@ class Credits:
             self._add_groups()
         return int(self._carried[host]) + sum(self._uncarried[g.number] for g in self._groups.of_host(host))
 
+    def in_flight_everywhere(self) -> np.ndarray:
+        """``in_flight`` of each host."""
+        if self._reported:
+            self._settle()
+        if len(self._uncarried) < len(self._groups.all):
+            self._add_groups()
+        in_flight = self._carried.copy()
+        for number, count in enumerate(self._uncarried):
+            if count:
+                in_flight[self._host_arrays[number]] += count
+        return in_flight
+
     def full_hosts(self, group: HostGroup) -> tuple[HostIndex, ...]:
         """The hosts that keep a group from launching."""
-        return tuple(host for host in group.hosts if self.in_flight(host) >= self._limit)
+        is_full = self.in_flight_everywhere() >= self._limit
+        return tuple(host for host in group.hosts if is_full[host])
 
     def check_invariants(self) -> None:
         """0 <= in flight <= limit on every host, and no group is allowed more than its hosts have."""
         assert not (self._blocked and self._reported)
-        for host in range(len(self._carried)):
-            assert 0 <= self.in_flight(HostIndex(host)) <= self._limit, (
-                f"host {host}: {self.in_flight(HostIndex(host))}"
-            )
+        in_flight = self.in_flight_everywhere()
+        for host in np.flatnonzero((in_flight < 0) | (in_flight > self._limit)).tolist():
+            raise AssertionError(f"host {host}: {in_flight[host]}")
         for group in self._groups.all:
-            most = max((self.in_flight(host) for host in group.hosts), default=0)
+            most = int(in_flight[self._host_arrays[group.number]].max(initial=0))
             allowance = self._allowance[group.number]
             assert allowance <= 0 or allowance <= self._limit - most, f"{group} is allowed {allowance}"
 

@@ -112,9 +112,10 @@ class RelayListening(PeerEvent, frozen=True):
     address: str
 
 
-class HeartbeatReceived(PeerEvent, frozen=True):
-    """A supervisor or an executor lives."""
+class HeartbeatsReceived(Event, frozen=True):
+    """The supervisors and executors on these connections live."""
 
+    peers: Sequence[PeerId]
     now_ns: int
 
 

@@ -211,7 +211,7 @@ class Order:
                 if host in self._lost:
                     operation.lost[host] = self._lost[host]
             for host, (_, failure) in state.unaware.items():
-                if host in group.hosts:
+                if host in group:
                     operation.lost[host] = failure
             self._hold(state, operation, out)
 
@@ -299,7 +299,7 @@ class Order:
         for state in self._sessions.values():
             state.unaware[host] = (change, failure)
             for operation in state.held.values():
-                if host in operation.group.hosts:
+                if host in operation.group:
                     operation.lost[host] = failure
             for transfer in [t for t in state.starting.values() if host in t.senders]:
                 self._poison_transfer(state, transfer, failure, out)
@@ -316,9 +316,10 @@ class Order:
 
     # reports
 
-    def in_flight(self, host: HostIndex) -> int:
-        """Launches in flight on a host."""
-        return self._credits.in_flight(host)
+    def in_flight(self) -> list[int]:
+        """Launches in flight on each host."""
+        in_flight: list[int] = self._credits.in_flight_everywhere().tolist()
+        return in_flight
 
     def counts(self, session: SessionId) -> dict[str, int]:
         """How many operations of a session were submitted, are in the order, and are held."""
@@ -371,7 +372,7 @@ class Order:
         """What must hold when nothing is under way and somebody serves for every host."""
         assert not self._closing and not self._lost and not self._queue and not self._awaiting_verdict
         assert not any(group.missing for group in self._groups.all)
-        assert not any(self._credits.in_flight(HostIndex(host)) for host in range(self._groups.num_hosts))
+        assert not any(self.in_flight())
         for state in self._sessions.values():
             assert not state.held and not state.starting and not state.after_starting and not state.unaware
             assert all(load.failure is not None for load in state.loads.values())

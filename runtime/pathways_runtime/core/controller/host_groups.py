@@ -1,5 +1,6 @@
 """Sets of hosts that take part in operations together, interned: one object per set, so an operation costs O(1)."""
 
+import bisect
 import itertools
 from collections.abc import Container, Sequence
 
@@ -25,6 +26,10 @@ class HostGroup:
         self.hosts = hosts
         self.overlapping: list[int] = [number]
         self.missing: tuple[HostIndex, ...] = ()
+
+    def __contains__(self, host: HostIndex) -> bool:
+        place = bisect.bisect_left(self.hosts, host)
+        return place < len(self.hosts) and self.hosts[place] == host
 
     def __repr__(self) -> str:
         return f"HostGroup({self.number}, hosts={self.hosts})"

@@ -2,6 +2,7 @@
 
 import datetime
 import signal
+from collections.abc import Iterable
 
 import msgspec
 
@@ -88,6 +89,8 @@ class Membership:
         self._by_supervisor: dict[PeerId, Worker] = {}
         self._by_executor: dict[PeerId, Worker] = {}
         self._last_heard_ns: dict[PeerId, int] = {}
+        #: Workers of which something must come in time: STARTING and CLOSING ones.
+        self._awaited: set[WorkerId] = set()
         self._last_tick_ns = 0
         self._wall_clock_offset_ns = 0
         self.started_ns = 0
@@ -196,6 +199,7 @@ class Membership:
             worker = known
             worker.register(event)
             worker.begin(event.now_ns)
+        self._awaited.add(event.worker)
         self._by_supervisor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
         self._relays.start_executor(event.worker, event.peer, worker.epoch, out)
@@ -231,6 +235,7 @@ class Membership:
                 return []
             self._relays.add_child(event.relay, event.child, event.peer)
         worker.executor = event
+        self._awaited.discard(event.worker)
         worker.state = WorkerState.SPARE if self.is_bound else WorkerState.READY
         self._by_executor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
@@ -255,10 +260,12 @@ class Membership:
         out.append(Announce("host_back", {**fields, "took_s": round((now_ns - first.at_ns) / 1e9, 3)}))
         return restored
 
-    def heard_from(self, peer: PeerId, now_ns: int) -> None:
-        """A supervisor or executor lives."""
-        if peer in self._last_heard_ns:
-            self._last_heard_ns[peer] = now_ns
+    def heard_from(self, peers: Iterable[PeerId], now_ns: int) -> None:
+        """Supervisors and executors live."""
+        last_heard_ns = self._last_heard_ns
+        for peer in peers:
+            if peer in last_heard_ns:
+                last_heard_ns[peer] = now_ns
 
     def close_peer(self, peer: PeerId, reason: str, now_ns: int, out: list[Instruction]) -> list[Finding]:
         """A connection is gone; nothing follows when it was no worker's, or its worker is lost already."""
@@ -280,6 +287,7 @@ class Membership:
             worker.closing_cause, worker.verdict_due_ns = cause, now_ns + VERDICT_NS
             served = worker.state is WorkerState.BOUND and worker.host is not None and not self.failure_of(worker.host)
             worker.state = WorkerState.CLOSING
+            self._awaited.add(worker.worker)
             self._relays.forget_selections()
             return [HostClosing(worker.host)] if served and worker.host is not None else []
         return []
@@ -310,7 +318,7 @@ class Membership:
             for worker in self._workers.values():
                 worker.begun_ns += gap_ns
         findings: list[Finding] = []
-        for worker in self.workers():
+        for worker in [self._workers[worker] for worker in sorted(self._awaited)]:
             if worker.state is WorkerState.CLOSING and now_ns >= worker.verdict_due_ns:
                 findings += self._lose(worker, worker.closing_cause, "", now_ns, out)
             elif worker.state is WorkerState.STARTING and worker.supervisor is not None:
@@ -347,22 +355,28 @@ class Membership:
         hosts = [host.index for host in self.hosts]
         assert hosts == list(range(len(hosts)))
         assert not hosts or len(hosts) == self._topology.num_hosts
-        for host in self.hosts:
-            assert host.failure is None or host.loss is not None
-            assert not host.is_joining or (host.failure is not None and host.worker.host == host.index)
-            assert host.failure is not None or host.worker.state in (WorkerState.BOUND, WorkerState.CLOSING)
+        has_spares = False
         for worker in self._workers.values():
-            assert (worker.state is WorkerState.LOST) == (worker.failure is not None)
-            if worker.state is WorkerState.BOUND:
+            state = worker.state
+            assert (state is WorkerState.LOST) == (worker.failure is not None)
+            if state is WorkerState.BOUND:
                 assert worker.host is not None and self.hosts[worker.host].worker is worker
-            if worker.state in (WorkerState.READY, WorkerState.BOUND, WorkerState.SPARE):
+            if state in (WorkerState.READY, WorkerState.BOUND, WorkerState.SPARE):
                 assert worker.executor is not None and worker.executor.peer in self._by_executor
-        spares = [worker for worker in self._workers.values() if worker.state is WorkerState.SPARE]
-        assert not spares or not any(host.failure is not None and not host.is_joining for host in self.hosts)
+            is_awaited = state in (WorkerState.STARTING, WorkerState.CLOSING)
+            assert is_awaited == (worker.worker in self._awaited)
+            has_spares = has_spares or state is WorkerState.SPARE
+        for host in self.hosts:
+            if host.failure is None:
+                assert not host.is_joining and host.worker.state in (WorkerState.BOUND, WorkerState.CLOSING)
+            else:
+                assert host.loss is not None and (not host.is_joining or host.worker.host == host.index)
+                assert host.is_joining or not has_spares
 
     def _bind_when_complete(self, out: list[Instruction]) -> list[Finding]:
         """Bind once all workers that can still come are ready: by worker id, so that hosts stand in Slurm's order."""
-        if self.is_bound:
+        # Every executor that lives is READY before that; where they are too few, nobody needs to be counted.
+        if self.is_bound or len(self._by_executor) < self._topology.num_hosts:
             return []
         num_lost = sum(worker.state in (WorkerState.LOST, WorkerState.CLOSING) for worker in self._workers.values())
         ready = [worker for worker in self.workers() if worker.state is WorkerState.READY]
@@ -439,7 +453,7 @@ class Membership:
         lost = [self._lose_one(worker, cause, log_tail, now_ns, out) for worker in workers]
         findings = [finding for finding in lost if finding is not None]
         if findings:
-            peers = tuple(bound.peer for bound in self._bound_executors())
+            peers = tuple(peer for host in self.hosts if (peer := self.member_peer(host.index)) is not None)
             out.append(LosePeers(peers, tuple((finding.host, finding.failure) for finding in findings)))
         if self.is_bound:
             for worker, finding in zip(workers, lost, strict=True):
@@ -464,6 +478,7 @@ class Membership:
         message = f"{worker.label()} was lost at {at:%Y-%m-%d %H:%M:%S} UTC{its_slice}: {cause}"
         failure = worker.failure = Status(Code.DATA_LOSS, message)
         worker.state = WorkerState.LOST
+        self._awaited.discard(worker.worker)
         host_index = worker.host
         loss = Loss(worker.worker, worker.name, host_index, cause, now_ns, companion=worker.companion)
         # A spare that goes as it came is missed by nobody.
@@ -504,6 +519,7 @@ class Membership:
             out.append(Announce("worker_given_up", fields))
             return
         worker.begin(now_ns)
+        self._awaited.add(worker.worker)
         self._relays.start_executor(worker.worker, worker.supervisor, worker.epoch, out)
 
 

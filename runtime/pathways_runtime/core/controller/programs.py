@@ -150,12 +150,13 @@ class Programs:
 
     def check_invariants(self) -> None:
         """What must hold between events."""
+        lost = {host.index for host in self._membership.hosts if host.failure is not None}
         for compilation in self._compilations.values():
             if compilation.stage is Stage.WORLD:
                 assert not compilation.world.is_settled and not compilation.unanswered
             else:
                 assert compilation.unanswered, f"{compilation.request.executable} waits for nobody"
-            assert not any(self._membership.failure_of(host) for host in compilation.hosts)
+            assert lost.isdisjoint(compilation.hosts)
 
     def _ask_first(self, compilation: Compilation, out: list[Instruction]) -> None:
         compilation.stage = Stage.FIRST

@@ -25,6 +25,7 @@ def report(
     now_ns: int,
 ) -> dict[str, Any]:
     """The controller's part of the report; the shell adds what proxies and executors say."""
+    in_flight = order.in_flight()
     waiting = [
         {"what": held.what, "waits_for": held.waits_for, "since_s": _since_s(held.since_ns, now_ns)}
         for held in order.waiting()
@@ -57,7 +58,7 @@ def report(
                 "id": device.id,
                 "slice_index": device.slice_index,
                 "host": device.host,
-                "state": _device_state(membership, order, device.host),
+                "state": _device_state(membership, in_flight, device.host),
             }
             for device in topology.devices()
         ],
@@ -84,9 +85,7 @@ def report(
             }
             for world in worlds.all()
         ],
-        "queues": [
-            {"host": host, "launches_in_flight": order.in_flight(HostIndex(host))} for host in range(topology.num_hosts)
-        ],
+        "queues": [{"host": host, "launches_in_flight": count} for host, count in enumerate(in_flight)],
         "transfers": [],
         "bytes_moved": {"host_buffers": 0, "shared_memory": 0, "socket": 0},
         "waiting": waiting,
@@ -98,14 +97,14 @@ def _since_s(since_ns: int, now_ns: int) -> float:
     return round((now_ns - since_ns) / 1e9, 3)
 
 
-def _device_state(membership: Membership, order: Order, host: HostIndex) -> str:
+def _device_state(membership: Membership, in_flight: list[int], host: HostIndex) -> str:
     if not membership.is_bound:
         return "starting"
     if membership.is_joining(host):
         return "joining"
     if membership.executor_peer(host) is None:
         return "lost"
-    return "running" if order.in_flight(host) else "idle"
+    return "running" if in_flight[host] else "idle"
 
 
 def _unix_s(membership: Membership, now_ns: int) -> float:

@@ -168,8 +168,9 @@ class Worlds:
     def lose_host(self, host: HostIndex, failure: Status, out: list[Instruction]) -> list[World]:
         """A host is lost, and the worlds that it was in are over."""
         settled: list[World] = []
+        slice_index = self._topology.slice_of_host(host)
         for world in self._worlds.values():
-            if host not in world.hosts:
+            if slice_index not in world.slices:
                 continue
             world.members.pop(host, None)
             if not world.is_settled:

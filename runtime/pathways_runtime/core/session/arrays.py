@@ -3,7 +3,7 @@
 So an operation costs the same for one device and for ten thousand.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +43,7 @@ class PlacementTable:
     def __init__(self, topology: Topology, losses: Mapping[HostIndex, Status]) -> None:
         self._topology = topology
         self._placements: dict[Sharding, Placement] = {}
+        self._of_host: dict[HostIndex, list[Placement]] = {}
         self._device_lists: dict[tuple[DeviceId, ...], tuple[tuple[DeviceId, ...], tuple[HostIndex, ...]]] = {}
         self._host_lists: dict[tuple[HostIndex, ...], tuple[HostIndex, ...]] = {}
         self._single: dict[tuple[DeviceId, str | None], Placement] = {}
@@ -88,6 +89,8 @@ class PlacementTable:
                     )
             placement = Placement(msgspec.structs.replace(sharding, devices=devices), hosts, self.first_loss(hosts))
             self._placements[sharding] = placement
+            for host in hosts:
+                self._of_host.setdefault(host, []).append(placement)
         return placement
 
     def single(self, device: DeviceId, memory_kind: str | None) -> Placement:
@@ -113,9 +116,9 @@ class PlacementTable:
         for placement in self.touching(host):
             placement.loss = self.first_loss(placement.hosts)
 
-    def touching(self, host: HostIndex) -> list[Placement]:
+    def touching(self, host: HostIndex) -> Sequence[Placement]:
         """The placements with a shard on a host, oldest first."""
-        return [placement for placement in self._placements.values() if host in placement.hosts]
+        return self._of_host.get(host, ())
 
 
 class Storage:
