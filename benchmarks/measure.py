@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The folder that ``python -m benchmarks`` is started from.
 PROJECT = Path(__file__).resolve().parent.parent
@@ -68,25 +68,33 @@ class Row:
 
 
 Rows = Callable[[], Iterator[Row]]
-#: By name: functions that measure one row or several that share a runtime, with their place in the table.
-ROWS: dict[str, tuple[int, Rows]] = {}
+#: By name: functions that measure one row or several that share a runtime.
+ROWS: dict[str, "Registered"] = {}
 #: By name: functions that run in a client process and return figures.
 WORKLOADS: dict[str, Callable[..., Figures]] = {}
 
 
-def rows(place: int) -> Callable[[Rows], Rows]:
-    """Register a function that measures rows, under its own name and at a place in the table."""
+class Registered(NamedTuple):
+    """What measures rows, and their place in the table. Some take hours, and are measured only when they are named."""
+
+    place: int
+    measure: Rows
+    only_when_named: bool
+
+
+def rows(place: int, *, only_when_named: bool = False) -> Callable[[Rows], Rows]:
+    """Register a function that measures rows, under its own name."""
 
     def register(function: Rows) -> Rows:
-        ROWS[function.__name__] = (place, function)
+        ROWS[function.__name__] = Registered(place, function, only_when_named)
         return function
 
     return register
 
 
-def ordered_rows() -> dict[str, Rows]:
+def ordered_rows() -> dict[str, Registered]:
     """What measures the rows, by name, in the order of the table."""
-    return {name: function for name, (_, function) in sorted(ROWS.items(), key=lambda item: item[1][0])}
+    return dict(sorted(ROWS.items(), key=lambda item: item[1].place))
 
 
 def workload(function: Callable[..., Figures]) -> Callable[..., Figures]:

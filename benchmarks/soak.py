@@ -233,7 +233,7 @@ def rows_of(result: Soak, num_deaths: int) -> Iterator[Row]:
     )
 
 
-@rows(11)
+@rows(11, only_when_named=True)
 def soak() -> Iterator[Row]:
     """100 deaths; takes 10 minutes and more."""
     yield from rows_of(measure(NUM_DEATHS, seed=1), NUM_DEATHS)
