@@ -8,6 +8,7 @@ from pathways_runtime.core.session import events, requests, responses
 from pathways_runtime.core.session.core import ImpossibleEvent
 from pathways_runtime.core.session.executables import stand_in_devices
 from pathways_runtime.core.session.instructions import CompileProgram, Respond, RespondError, SubmitOperation
+from pathways_runtime.core.sharding import REPLICATED, Sharding
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
 from pathways_runtime.testing.session_client import ON_SLICE_0, ON_SLICE_1, SLICE_0, SLICE_1, TOPOLOGY, Client
@@ -104,6 +105,27 @@ def test_a_load_that_fails_keeps_the_program_down(session: SessionDriver, client
     delete = client.last()[0]
     assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, DeleteExecutable)
     assert delete.operation.executable == asked.executable
+
+
+def test_a_program_on_one_host_whose_world_did_not_form_for_want_of_another_is_loaded_when_that_is_back(
+    session: SessionDriver, client: Client
+) -> None:
+    on_host_0 = Sharding(SLICE_0[:2], REPLICATED, "device")
+    executable = client.identity(on_host_0)
+    client.identity(ON_SLICE_1)
+    session.lose_host(HostIndex(0), LOSS)
+    session.bind_host(HostIndex(0))
+    session.lose_host(HOST_1, LOSS)
+    session.compile_all(LOSS)
+    assert client.refused(requests.CheckValueReady((client.execute(executable, client.array(on_host_0)),))) == LOSS
+    session.bind_host(HOST_1)
+    (asked,) = session.compiling
+    assert asked.devices == SLICE_0[:2]
+    result = client.execute(executable, client.array(on_host_0))
+    session.compile_all()
+    ready = session.request(requests.CheckValueReady((result,)))
+    session.run_workers()
+    assert session.answers[ready] == responses.EMPTY
 
 
 def test_only_the_last_of_two_loads_counts(session: SessionDriver, client: Client) -> None:

@@ -146,17 +146,19 @@ def lose_host(state: SessionState, host: HostIndex, loss: Status) -> None:
 def load_again(state: SessionState, host: HostIndex) -> None:
     """A worker stands behind a host that was lost: load what needs it and has all its hosts.
 
+    A program on other hosts of its slice may have failed to load because their world did not form without it.
+
     Executions name what is being loaded from now on, and the controller holds them until it is. It has another name on
     workers: so a launch that is on its way runs what was loaded before on all its hosts, and fails on all of them,
     instead of meeting the one on some and the other on others.
     """
     loading = set(map(id, state.executables.loads.values()))
+    slice_of_host = state.topology.slice_of_host
     for record in list(state.executables.records.values()):
-        if (
-            host not in record.needed_hosts
-            or record.is_deleted
-            or state.placements.first_loss(record.needed_hosts) is not None
-        ):
+        is_concerned = host in record.needed_hosts or (
+            record.unloaded is not None and slice_of_host(host) in map(slice_of_host, record.hosts)
+        )
+        if not is_concerned or record.is_deleted or state.placements.first_loss(record.needed_hosts) is not None:
             continue
         if record.compiled is not None or id(record) in loading:
             load(state, record, state.mint())
