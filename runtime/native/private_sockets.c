@@ -16,6 +16,18 @@
  *
  * getsockname answers with the stand-in, and options of TCP have no effect on Unix sockets. Everything else passes
  * through. No call takes a lock or allocates memory.
+ *
+ * When a member ends, gloo leaves some waiting for ever who are in collectives with it; two things are in the way.
+ *
+ * A collective that fails for the end of one connection leaves behind what it was to receive through another. When that
+ * comes, gloo reads its head, finds nobody who wants it, and reads no further: it never sees the end of that connection,
+ * and whoever else waits for something to come through it is not told. So recv in gloo's loop, when it meets the end of
+ * one connection, first ends all that the loop has, and what they hold is gone.
+ *
+ * And it says nothing to whoever waits for bytes to be sent if the connection turns out to have ended when they are
+ * written: it leaves that to its loop, which tells only those who wait for the other side. So writev on such a
+ * connection fails in another way, which gloo passes on at once; in its loop, where it would tell nobody either, the
+ * bytes count as written. They are lost as if the other side had ended before it read them.
  */
 #define _GNU_SOURCE
 #include "private_sockets.h"
@@ -31,9 +43,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -54,6 +68,8 @@ static uint32_t own_member;
 static atomic_uint ports_given;
 /* Set once what is above has its value. */
 static atomic_bool is_in_use;
+/* Where this thread waits for the readiness of descriptors, as gloo's loop does; 0: it does not. */
+static _Thread_local int loop;
 
 /* The next library's functions. Looked up at first use, as a library that is loaded before this one may call us. */
 #define NEXT(name) \
@@ -74,8 +90,11 @@ static atomic_bool is_in_use;
 NEXT(accept4)
 NEXT(bind)
 NEXT(connect)
+NEXT(epoll_wait)
 NEXT(getsockname)
+NEXT(recv)
 NEXT(setsockopt)
+NEXT(writev)
 
 /* One byte more than the kernel writes, for the end of a path that fills it. */
 union address_of_unix {
@@ -282,18 +301,24 @@ EXPORTED int connect(int fd, const struct sockaddr *address, socklen_t size)
 	return replace(fd, replacement);
 }
 
+/* The port that a name within a folder stands for, 0: none. */
+static uint16_t port_named(const char *name)
+{
+	char *end;
+	unsigned long port = strtoul(name, &end, 10);
+
+	return end == name || *end || port > NUM_PORTS ? 0 : (uint16_t)port;
+}
+
 /* The port at which this process listens there, 0: it is no listener of ours. */
 static uint16_t port_of(const struct sockaddr_un *address)
 {
 	size_t length = strlen(folder);
-	const char *name = address->sun_path + length + 1;
-	char *end;
-	unsigned long port;
 
-	if (address->sun_family != AF_UNIX || strncmp(address->sun_path, folder, length) || name[-1] != '/')
+	if (address->sun_family != AF_UNIX || strncmp(address->sun_path, folder, length) ||
+	    address->sun_path[length] != '/')
 		return 0;
-	port = strtoul(name, &end, 10);
-	return end == name || *end || port > NUM_PORTS ? 0 : (uint16_t)port;
+	return port_named(address->sun_path + length + 1);
 }
 
 /* What comes to a listener: a member, or an answer in the name of one that is elsewhere. */
@@ -374,4 +399,113 @@ EXPORTED int setsockopt(int fd, int level, int name, const void *value, socklen_
 		return 0;
 	errno = error;
 	return outcome;
+}
+
+EXPORTED int epoll_wait(int fd, struct epoll_event *events, int most, int timeout_ms)
+{
+	loop = fd;
+	return next_epoll_wait()(fd, events, most, timeout_ms);
+}
+
+/* Whether a connection was made by the functions above: a listener's name is a port, or leads out of this folder. */
+static bool is_ours(int fd)
+{
+	union address_of_unix listener;
+	socklen_t length = sizeof(listener.of_unix);
+	size_t prefix = strlen(folder);
+	const char *path = listener.of_unix.sun_path, *name;
+
+	memset(&listener, 0, sizeof(listener));
+	if (next_getsockname()(fd, (struct sockaddr *)&listener, &length) < 0 || listener.of_unix.sun_family != AF_UNIX)
+		return false;
+	/* Who was accepted has the listener's name; who has connected has none, but the other end has. */
+	if (!*path) {
+		length = sizeof(listener.of_unix);
+		if (getpeername(fd, (struct sockaddr *)&listener, &length) < 0)
+			return false;
+	}
+	name = strrchr(path, '/');
+	return name && (port_named(name + 1) || (strncmp(path, folder, prefix) == 0 && name == path + prefix));
+}
+
+/* Ends a connection, and drops what has come through it. Everything else stays as it is. */
+static void end_connection(int fd)
+{
+	char dropped[4096];
+
+	if (option_of(fd, SO_TYPE) != SOCK_STREAM || option_of(fd, SO_ACCEPTCONN) != 0)
+		return;
+	shutdown(fd, SHUT_RDWR);
+	while (next_recv()(fd, dropped, sizeof(dropped), MSG_DONTWAIT) > 0)
+		;
+}
+
+/*
+ * Ends all connections of this thread's loop, which the kernel lists: a line "tfd: <number> ..." for each descriptor.
+ * Nobody closes one of them meanwhile: gloo waits with that until the loop has come round.
+ */
+static void end_all_connections(void)
+{
+	char path[40], text[1024], word[sizeof("tfd:")] = "";
+	size_t length = 0;
+	ssize_t count;
+	int list, fd = -1;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", loop);
+	list = open(path, O_RDONLY | O_CLOEXEC);
+	if (list < 0)
+		return;
+	while ((count = read(list, text, sizeof(text))) > 0) {
+		for (ssize_t place = 0; place < count; place++) {
+			char letter = text[place];
+
+			if (letter == '\n') {
+				length = 0;
+				fd = -1;
+			} else if (length < sizeof(word) - 1) {
+				word[length++] = letter;
+			} else if (memcmp(word, "tfd:", length) == 0 && length == sizeof(word) - 1) {
+				if (letter >= '0' && letter <= '9') {
+					fd = (fd < 0 ? 0 : fd) * 10 + (letter - '0');
+				} else if (fd >= 0) {
+					end_connection(fd);
+					/* The rest of the line is of no interest. */
+					word[0] = 0;
+				}
+			}
+		}
+	}
+	close(list);
+}
+
+EXPORTED ssize_t recv(int fd, void *bytes, size_t size, int flags)
+{
+	ssize_t count = next_recv()(fd, bytes, size, flags);
+	int error = errno;
+
+	if (loop && size && (count == 0 || (count < 0 && error == ECONNRESET)) &&
+	    atomic_load_explicit(&is_in_use, memory_order_acquire) && is_ours(fd))
+		end_all_connections();
+	errno = error;
+	return count;
+}
+
+EXPORTED ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+	ssize_t written = next_writev()(fd, parts, count);
+	int error = errno;
+
+	if (written >= 0 || (error != EPIPE && error != ECONNRESET) ||
+	    !atomic_load_explicit(&is_in_use, memory_order_acquire) || !is_ours(fd)) {
+		errno = error;
+		return written;
+	}
+	if (!loop) {
+		errno = ENOTCONN;
+		return -1;
+	}
+	written = 0;
+	for (int part = 0; part < count; part++)
+		written += (ssize_t)parts[part].iov_len;
+	return written;
 }

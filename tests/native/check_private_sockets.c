@@ -17,9 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,13 +68,18 @@ static int tcp(int flags)
 	return fd;
 }
 
-static int domain(int fd)
+static int option(int fd, int name)
 {
 	int found;
 	socklen_t size = sizeof(found);
 
-	CHECK(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &found, &size) == 0);
+	CHECK(getsockopt(fd, SOL_SOCKET, name, &found, &size) == 0);
 	return found;
+}
+
+static int domain(int fd)
+{
+	return option(fd, SO_DOMAIN);
 }
 
 static struct sockaddr_in name_of(int fd)
@@ -415,6 +422,71 @@ static void check_the_rest(const char *folder)
 	close(fd);
 }
 
+/* Written to a connection that has ended: as if there were none; and in a thread that waits for events, to nowhere. */
+static void check_writing_to_the_end(const char *folder)
+{
+	char theirs[200], path[220];
+	struct iovec parts[] = {{.iov_base = (char[]){"one"}, .iov_len = 3}, {.iov_base = (char[]){"four"}, .iov_len = 4}};
+	struct epoll_event event;
+	int listener, client = tcp(0), served, pair[2], epoll = epoll_create1(0);
+
+	snprintf(theirs, sizeof(theirs), "%s/theirs", folder);
+	snprintf(path, sizeof(path), "%s/65535", theirs);
+	CHECK(unlink(path) == 0);
+	listener = listen_at_unix(theirs, "65535", 1);
+	CHECK(try_connect(client, PRIVATE_SOCKETS_RANGE | OTHER_MEMBER, 65535) == 0);
+	served = accept(listener, NULL, NULL);
+	CHECK(writev(client, parts, 2) == 7 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	close(served);
+	close(pair[1]);
+	CHECK(writev(client, parts, 2) == -1 && errno == ENOTCONN);
+	CHECK(writev(pair[0], parts, 2) == -1 && errno == EPIPE);
+	CHECK(writev(-1, parts, 2) == -1 && errno == EBADF);
+	CHECK(epoll >= 0 && epoll_wait(epoll, &event, 1, 0) == 0);
+	CHECK(writev(client, parts, 2) == 7 && writev(client, parts, 1) == 3);
+	CHECK(writev(pair[0], parts, 2) == -1 && errno == EPIPE);
+	close(epoll);
+	close(pair[0]);
+	close(client);
+	close(listener);
+}
+
+/* In a thread that waits for events, one connection that ends takes the others along, with what they hold. */
+static void check_end_of_all(const char *folder)
+{
+	char theirs[200], path[220], bytes[8];
+	struct epoll_event event = {.events = EPOLLIN};
+	int listener, own = tcp(0), clients[] = {tcp(0), tcp(0)}, served[2], pair[2], epoll = epoll_create1(0);
+
+	snprintf(theirs, sizeof(theirs), "%s/theirs", folder);
+	snprintf(path, sizeof(path), "%s/65535", theirs);
+	CHECK(unlink(path) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	listener = listen_at_unix(theirs, "65535", 2);
+	CHECK(try_bind(own, PRIVATE_SOCKETS_RANGE | OWN_MEMBER, 0) == 0 && listen(own, 1) == 0);
+	CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, own, &event) == 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(try_connect(clients[i], PRIVATE_SOCKETS_RANGE | OTHER_MEMBER, 65535) == 0);
+		CHECK((served[i] = accept(listener, NULL, NULL)) >= 0);
+		CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, clients[i], &event) == 0);
+	}
+	CHECK(write(served[1], "unwanted", 8) == 8 && write(pair[0], "other", 5) == 5);
+	close(served[0]);
+	CHECK(epoll_wait(epoll, &event, 1, 0) == 1);
+	CHECK(recv(clients[0], bytes, sizeof(bytes), 0) == 0);
+	CHECK(recv(clients[1], bytes, sizeof(bytes), MSG_DONTWAIT) == 0);
+	CHECK(recv(served[1], bytes, sizeof(bytes), MSG_DONTWAIT) == 0 && recv(pair[1], bytes, sizeof(bytes), 0) == 5);
+	/* What listens goes on, or gloo would end the process. */
+	CHECK(option(own, SO_ACCEPTCONN) == 1);
+	close(epoll);
+	close(served[1]);
+	for (int i = 0; i < 2; i++) {
+		close(clients[i]);
+		close(pair[i]);
+	}
+	close(own);
+	close(listener);
+}
+
 /* Whether a process sleeps. */
 static bool is_asleep(pid_t pid)
 {
@@ -463,6 +535,7 @@ static void check_full_queue(const char *folder)
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
+	signal(SIGPIPE, SIG_IGN);
 	check_out_of_use();
 	check_taking_into_use(argv[1]);
 	check_own_listener(argv[1]);
@@ -470,6 +543,8 @@ int main(int argc, char **argv)
 	check_member_elsewhere(argv[1]);
 	check_coming_from_elsewhere(argv[1]);
 	check_full_queue(argv[1]);
+	check_writing_to_the_end(argv[1]);
+	check_end_of_all(argv[1]);
 	check_the_rest(argv[1]);
 	puts("private sockets: ok");
 	return 0;

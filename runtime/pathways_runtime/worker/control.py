@@ -314,6 +314,8 @@ class Executor:
         """Free whoever waits in a world that is over, and then have no more to do with it."""
         _, dispatcher = self._require_bound()
         self._endings.note(failure)
+        # What is not launched by now is not launched any more.
+        world.end.declare(failure)
         deadline_s = time.monotonic() + _FREE_TIMEOUT_S
         world.cut_collectives()
         while dispatcher.is_busy_in(world):

@@ -68,7 +68,7 @@ from pathways_runtime.worker.shards import Shards, joined, migrate
 from pathways_runtime.worker.storage import Storage
 from pathways_runtime.worker.strings import Strings, strings_of
 from pathways_runtime.worker.threads import Pool, Sequence
-from pathways_runtime.worker.transfers import Transfers, value_of
+from pathways_runtime.worker.transfers import Transfers, newest_world_s, value_of
 from pathways_runtime.worker.worlds import World
 
 logger = logging.getLogger(__name__)
@@ -295,10 +295,15 @@ class Dispatcher:
         program: LoadedProgram = launch.program.value
         if self._delay is not None:
             self._delay.wait()
+        is_alone_here = launch.program.spans_hosts and len(program.devices) == 1
         try:
+            if launch.program.spans_hosts:
+                # Its collectives would wait for a host that is lost. The others learn of that as this one does.
+                over = program.world.end.verdict() if is_alone_here else program.world.end.failure()
+                if over is not None:
+                    raise StatusError(over)
             arguments, late_failure = _arguments(instruction, program)
             self._next_launch_id += 1
-            is_alone_here = launch.program.spans_hosts and len(program.devices) == 1
             if is_alone_here:
                 self._keep_order(program.world.id)
             values, token, launched_s = program.launch(arguments, self._next_launch_id)
@@ -308,6 +313,7 @@ class Dispatcher:
             self._acknowledgements.launches_completed(1)
             status = self._failure_of(launch, failure)
             if self._endings.may_explain(status):
+                program.world.end.doubt()
                 # Not here: this may be the thread that is to hear of the loss.
                 self._waiting.submit(self._explain_launch, launch, status)
                 return None
@@ -339,10 +345,14 @@ class Dispatcher:
                 pjrt.wait_token(last[1])
 
     def _launch_ended_badly(self, launch: PendingLaunch, failure: BaseException) -> None:
-        self._explain_launch(launch, self._failure_of(launch, failure))
+        status = self._failure_of(launch, failure)
+        if launch.program is not None and self._endings.may_explain(status):
+            launch.program.value.world.end.doubt()
+        self._explain_launch(launch, status)
 
     def _explain_launch(self, launch: PendingLaunch, status: Status) -> None:
-        self.post(LaunchFailed(launch, self._endings.explain(status)))
+        formed_s = 0.0 if launch.program is None else launch.program.value.world.end.formed_s
+        self.post(LaunchFailed(launch, self._endings.explain(status, formed_s)))
         self._acknowledgements.flush()
 
     def _failure_of(self, launch: PendingLaunch, failure: BaseException) -> Status:
@@ -459,7 +469,8 @@ class Dispatcher:
             pjrt.wait(arrays)
             failure = first_failure(instruction.arrays)
         except pjrt.PjrtError as raised:
-            failure = first_failure(instruction.arrays) or self._endings.explain(pjrt.status_of(raised))
+            formed_s = newest_world_s(instruction.arrays)
+            failure = first_failure(instruction.arrays) or self._endings.explain(pjrt.status_of(raised), formed_s)
         self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
 
     def _answer_await(self, instruction: AnswerAwait) -> None:
@@ -494,7 +505,7 @@ class Dispatcher:
         except StatusError as raised:
             failure = raised.status
         except pjrt.PjrtError as raised:
-            failure = array.failure or self._endings.explain(pjrt.status_of(raised))
+            failure = array.failure or self._endings.explain(pjrt.status_of(raised), newest_world_s((array,)))
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(Fetched(instruction.wait_id, failure), contents)

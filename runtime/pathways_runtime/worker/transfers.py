@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -40,6 +40,12 @@ Instructions = list[Instruction]
 
 class _NotAtOnce(Exception):
     """Why something failed is to be waited for, which the thread that performs instructions must not do."""
+
+
+def newest_world_s(arrays: Iterable[LocalArray]) -> float:
+    """When the newest world was formed in which one of these lies, on ``time.monotonic``; 0 if they lie in none."""
+    values = [array.value for array in arrays]
+    return max((value.placement.world.end.formed_s for value in values if isinstance(value, Shards)), default=0.0)
 
 
 def value_of(array: LocalArray) -> Shards:
@@ -150,10 +156,10 @@ class Transfers:
         except StatusError as raised:
             return failures.encode(raised.status, piece.num_bytes)
         except pjrt.PjrtError as raised:
-            return failures.encode(array.failure or self._why(raised, may_wait), piece.num_bytes)
+            return failures.encode(array.failure or self._why(raised, (array,), may_wait), piece.num_bytes)
 
-    def _why(self, failure: Exception, may_wait: bool) -> Status:
-        """Why a value is not there.
+    def _why(self, failure: Exception, arrays: Iterable[LocalArray], may_wait: bool) -> Status:
+        """Why a value is not there that comes from these.
 
         Raises:
             _NotAtOnce: that is not known yet, and ``may_wait`` is False.
@@ -163,7 +169,7 @@ class Transfers:
         status = pjrt.status_of(failure)
         if not may_wait and self._endings.may_explain(status):
             raise _NotAtOnce
-        return self._endings.explain(status)
+        return self._endings.explain(status, newest_world_s(arrays))
 
     # Putting together
 
@@ -198,7 +204,7 @@ class Transfers:
             value.share_with(shared)
             made = ArrayMade(instruction.session, array, value)
         except (pjrt.PjrtError, ValueError, StatusError) as failure:
-            status = first_failure(sources) or self._why(failure, may_wait)
+            status = first_failure(sources) or self._why(failure, sources, may_wait)
             made = ArrayFailed(instruction.session, instruction.op_id, array, status)
         return [ReadTaken(tuple(sources)), made]
 

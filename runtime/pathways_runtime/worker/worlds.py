@@ -14,6 +14,7 @@ from pathways_runtime.transport.network import Network
 from pathways_runtime.transport.tunnel import Entrance
 from pathways_runtime.worker import gloo_sockets, pjrt
 from pathways_runtime.worker.collectives import LOOPBACK
+from pathways_runtime.worker.endings import WorldEnd
 from pathways_runtime.worker.gates import Gate
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ class World:
         gloo: where its collectives listen, if they are gloo's.
         by_rank: the client's devices, of each member in local order; by default those of the process with its rank.
         beside: the CPUs beside this host's accelerators.
+
+    Attributes:
+        end: whether it is over: programs of several hosts are launched in it no more then.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class World:
         self.beside = beside
         self._topology = topology
         self._runtime = runtime
+        self.end = WorldEnd()
         self._gloo = gloo
         self._by_rank = pjrt.devices_by_process(client) if by_rank is None else by_rank
         self._rank_of = {host: place for place, host in enumerate(hosts)}

@@ -307,6 +307,23 @@ def test_a_move_that_never_comes_fails_the_array(driver: Driver) -> None:
     assert driver.feed(PieceArrived(SESSION, OpId(1), 1, "bytes", None)) == []
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_nobody_sees_an_array_of_which_a_part_never_came(driver: Driver, comes_first: bool) -> None:
+    """The sender is lost after it has begun: what waits or comes later gets the failure, never what is there."""
+    moves = (move(1, 2, 0, ((0, 2),)), move(1, 3, 0, ((2, 4),)))
+    driver.submit(ops.Transfer, (result(2, (0,)),), moves)
+    driver.submit(ops.Alias, (result(3, (0,)),), ((Handle(2),),))
+    assert driver.submit(ops.Await, WaitId(1), (Handle(3),)) == []
+    assert driver.submit(ops.Fetch, WaitId(2), Handle(2), DeviceId(0)) == []
+    pieces = [PieceArrived(SESSION, OpId(1), 0, "bytes", None), PieceArrived(SESSION, OpId(1), 1, None, LOST)]
+    told = [i for piece in (pieces if comes_first else pieces[::-1]) for i in driver.feed(piece)]
+    assert not any(isinstance(i, do.AssembleArray | do.ShareShards | do.SendValue | do.AwaitReady) for i in told)
+    assert do.AnswerAwait(SESSION, WaitId(1), LOST) in told and do.AnswerFetch(SESSION, WaitId(2), LOST) in told
+    assert driver.submit(ops.Fetch, WaitId(3), Handle(3), DeviceId(0)) == [do.AnswerFetch(SESSION, WaitId(3), LOST)]
+    (send,) = driver.submit(ops.Transfer, (result(4, (2,)),), (move(2, 0, 2),))
+    assert send.pieces == (do.OutgoingPiece(0, HostIndex(1), 16, None, None, LOST),)
+
+
 def test_a_failed_source_is_told_to_the_receiver(driver: Driver) -> None:
     driver.submit(ops.Poison, (Handle(1),), LOST)
     (send,) = driver.submit(ops.Transfer, (result(2, (2,)),), (move(1, 0, 2),))
