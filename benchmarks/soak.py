@@ -1,16 +1,20 @@
 """The soak: hosts die at random moments of random causes while the example of elastic training goes on.
 
 ``python -m benchmarks soak`` has 100 deaths; ``python -m benchmarks.soak --deaths 20 --seed 7`` as many as one likes.
+``tests/elastic/test_soak.py`` has 20 of them in less than a minute.
 """
 
 import json
+import math
 import os
 import random
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +22,37 @@ import click
 
 from benchmarks.measure import Row, local_runtime, rows, table
 from benchmarks.memory import resident_bytes
+from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S
 from tests.elastic.kills import DEATHS, Training
 
 NUM_DEATHS = 100
-NUM_SLICES, HOSTS_PER_SLICE, NUM_SPARES = 3, 2, 1
 #: A death that has not been recovered from by then ends the soak.
 RECOVERY_TIMEOUT_S = 180.0
-#: The longest quiet time before a death.
-MAX_QUIET_S = 2.0
+#: How long the training without deaths may take, and how long for each of its steps.
+UNDISTURBED_TIMEOUT_S, UNDISTURBED_STEP_TIMEOUT_S = 120.0, 0.5
 _LOOK_EVERY_S = 0.1
 _REPORT_TIMEOUT_S = 30.0
+_STEP = re.compile(r" step (\d+)  loss")
+
+
+class Plan(NamedTuple):
+    """Who trains where, and who dies of what.
+
+    Attributes:
+        deaths: of ``DEATHS``, in this order.
+        max_quiet_s: before each, by chance.
+        awaits_spares: the next comes only when the spares are there again; else as soon as all hosts are served.
+        min_step_s: steps take at least so long.
+    """
+
+    deaths: tuple[str, ...]
+    num_slices: int = 3
+    hosts_per_slice: int = 2
+    num_spares: int = 1
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+    max_quiet_s: float = 2.0
+    awaits_spares: bool = True
+    min_step_s: float = 0.0
 
 
 class Recovery(NamedTuple):
@@ -53,7 +78,9 @@ class Soak(NamedTuple):
 
     Attributes:
         not_recovered: what ended it early; empty if nothing did.
-        worst_difference: between the losses of this training and of one without deaths, relative, over all steps.
+        worst_difference: between the losses of this training and of one without deaths, relative, over all steps;
+            infinite if it was not recovered from all deaths.
+        num_others_lost: hosts that were lost although nobody let them die, beside one that died.
         growth_bytes: of controller and proxy, each.
         left: processes that it left, and its folder if there is more in it than logs.
     """
@@ -62,62 +89,86 @@ class Soak(NamedTuple):
     not_recovered: str
     num_steps: int
     worst_difference: float
+    num_others_lost: int
     growth_bytes: dict[str, int]
     left: list[str]
 
 
-def measure(num_deaths: int, seed: int) -> Soak:
-    """Train on 3 slices x 2 hosts and a spare, and let ``num_deaths`` workers die, each once all are there."""
+def drawn(num_deaths: int, seed: int) -> Plan:
+    """Deaths of all kinds alike."""
+    chance = random.Random(seed)
+    return Plan(tuple(chance.choice(sorted(DEATHS)) for _ in range(num_deaths)))
+
+
+def measure(plan: Plan, seed: int) -> Soak:
+    """Train, and let workers die, one after the other; then train without that.
+
+    Raises:
+        TimeoutError: the training without deaths does not end.
+    """
     chance = random.Random(seed)
     recoveries: list[Recovery] = []
     not_recovered = ""
+    worst = math.inf
+    spec = {"num_spares": plan.num_spares, "heartbeat_timeout_s": plan.heartbeat_timeout_s}
     with (
         tempfile.TemporaryDirectory() as folder,
-        local_runtime(NUM_SLICES, HOSTS_PER_SLICE, 1, num_spares=NUM_SPARES) as runtime,
+        local_runtime(plan.num_slices, plan.hosts_per_slice, 1, **spec) as runtime,
     ):
         run_dir = str(runtime.run_dir)
         paths = {name: Path(folder) / f"{name}.json" for name in ("deaths", "undisturbed")}
         options = ("examples/elastic/train.py", "--read-every", 1, "--snapshot-every", 10, "--grow", "AT_ONCE")
-        training = Training(
-            runtime,
-            runtime.clients[0],
-            *(*options, "--steps", 10_000_000, "--checkpoints", folder, "--losses", paths["deaths"]),
-        )
+        endless = ("--steps", 10_000_000, "--checkpoints", folder, "--min-step-s", plan.min_step_s)
+        training = Training(runtime, runtime.clients[0], *options, *endless, "--losses", paths["deaths"])
         try:
             training.until("step 20 ")
-            before = _held_bytes(runtime)
-            for number in range(num_deaths):
+            before, num_failures = _held_bytes(runtime), _num_failures(runtime)
+            for number, death in enumerate(plan.deaths, 1):
                 try:
-                    recovery = _die(runtime, training, chance)
+                    recovery = _die(runtime, training, plan, death, chance)
+                    if number == len(plan.deaths):
+                        _await(runtime, training, lambda report: _is_whole(report, plan))
                 except NotRecovered as failure:
-                    not_recovered = f"death {number + 1}: {failure}"
+                    not_recovered = f"death {number}: {failure}"
                     break
                 recoveries.append(recovery)
-                print(f"{number + 1}: {recovery}", file=sys.stderr, flush=True)
+                print(f"{number}: {recovery}", file=sys.stderr, flush=True)
+            num_others_lost = _num_failures(runtime) - num_failures - len(recoveries)
             growth_bytes = {name: held - before[name] for name, held in _held_bytes(runtime).items()}
-            training.process.terminate()
-            training.end()
+            if not not_recovered:
+                training.process.terminate()
+                training.end()
         finally:
             training.close()
-        losses = _read(paths["deaths"])
-        num_steps = max(losses) + 1
-        again = Training(
-            runtime, runtime.new_proxy(), *(*options, "--steps", num_steps, "--losses", paths["undisturbed"])
-        )
-        while again.process.poll() is None:
-            time.sleep(_LOOK_EVERY_S)
-        again.end()
-        expected = _read(paths["undisturbed"])
+        num_steps = max(int(found[1]) for line in training.lines if (found := _STEP.search(line.text)))
+        if not not_recovered:
+            losses = _read(paths["deaths"])
+            num_steps = max(losses) + 1
+            last = ("--steps", num_steps, "--losses", paths["undisturbed"])
+            _end_undisturbed(Training(runtime, runtime.new_proxy(), *options, *last), num_steps)
+            expected = _read(paths["undisturbed"])
+            worst = max(abs(losses[step] - expected[step]) / abs(expected[step]) for step in expected)
     left = [f"process {pid}" for pid in _processes_of(run_dir)]
     left += [str(path) for path in sorted(Path(run_dir).rglob("*")) if path.is_file() and path.suffix != ".log"]
-    worst = max(abs(losses[step] - expected[step]) / abs(expected[step]) for step in losses)
-    return Soak(recoveries, not_recovered, num_steps, worst, growth_bytes, left)
+    return Soak(recoveries, not_recovered, num_steps, worst, num_others_lost, growth_bytes, left)
 
 
-def _die(runtime: Any, training: Training, chance: random.Random) -> Recovery:
+def _end_undisturbed(training: Training, num_steps: int) -> None:
+    timeout_s = UNDISTURBED_TIMEOUT_S + num_steps * UNDISTURBED_STEP_TIMEOUT_S
+    try:
+        training.process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        training.close()
+        raise TimeoutError(
+            f"the {num_steps} steps without deaths have not ended within {timeout_s:.0f} s; the last line is "
+            f"{training.last_line()!r}"
+        ) from None
+    training.end()
+
+
+def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: random.Random) -> Recovery:
     """Let a worker die, and wait for training and for all hosts."""
-    time.sleep(chance.uniform(0, MAX_QUIET_S))
-    death = chance.choice(sorted(DEATHS))
+    time.sleep(chance.uniform(0, plan.max_quiet_s))
     report = runtime.status(_REPORT_TIMEOUT_S)
     workers = [worker for worker in report["workers"] if worker["state"] in ("bound", "spare")]
     worker = workers[chance.randrange(len(workers))]
@@ -126,9 +177,10 @@ def _die(runtime: Any, training: Training, chance: random.Random) -> Recovery:
     died_s = time.monotonic()
     for key in keys:
         os.kill(worker[key], number)
-    while not _is_whole(report := runtime.status(_REPORT_TIMEOUT_S), num_failures):
-        _check(training, died_s, report)
-        time.sleep(_LOOK_EVERY_S)
+    is_mended = _is_whole if plan.awaits_spares else _is_served
+    report = _await(
+        runtime, training, lambda seen: len(seen["failures"]) > num_failures and is_mended(seen, plan), died_s
+    )
     whole_s = time.monotonic() - died_s
     wanted = len(training.lines)
     while True:
@@ -142,25 +194,39 @@ def _die(runtime: Any, training: Training, chance: random.Random) -> Recovery:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _is_whole(report: Any, num_failures: int) -> bool:
-    """Whether one more was lost than before, and all are there again, spares too."""
+def _await(runtime: Any, training: Training, is_so: Callable[[Any], bool], since_s: float | None = None) -> Any:
+    """The first report of which that holds."""
+    since_s = time.monotonic() if since_s is None else since_s
+    while not is_so(report := runtime.status(_REPORT_TIMEOUT_S)):
+        _check(training, since_s, report)
+        time.sleep(_LOOK_EVERY_S)
+    return report
+
+
+def _is_served(report: Any, plan: Plan) -> bool:
+    """Whether there is somebody behind every host."""
     states = [worker["state"] for worker in report["workers"]]
-    return (
-        len(report["failures"]) > num_failures
-        and states.count("bound") == NUM_SLICES * HOSTS_PER_SLICE
-        and states.count("spare") == NUM_SPARES
-        and all(device["state"] in ("idle", "running") for device in report["devices"])
+    return states.count("bound") == plan.num_slices * plan.hosts_per_slice and all(
+        device["state"] in ("idle", "running") for device in report["devices"]
     )
+
+
+def _is_whole(report: Any, plan: Plan) -> bool:
+    """The same, and the spares are there too."""
+    states = [worker["state"] for worker in report["workers"]]
+    return _is_served(report, plan) and states.count("spare") == plan.num_spares
 
 
 def _check(training: Training, died_s: float, report: Any) -> None:
     if training.process.poll() is not None:
-        raise NotRecovered(f"training has ended: {training.lines[-1].text}")
+        raise NotRecovered(f"training has ended: {training.last_line()}")
     if time.monotonic() - died_s > RECOVERY_TIMEOUT_S:
         states = {worker["name"]: worker["state"] for worker in report["workers"]}
-        raise NotRecovered(
-            f"after {RECOVERY_TIMEOUT_S:g} s workers are {states}, the last line {training.lines[-1].text}"
-        )
+        raise NotRecovered(f"after {RECOVERY_TIMEOUT_S:g} s workers are {states}, the last line {training.last_line()}")
+
+
+def _num_failures(runtime: Any) -> int:
+    return len(runtime.status(_REPORT_TIMEOUT_S)["failures"])
 
 
 def _held_bytes(runtime: Any) -> dict[str, int]:
@@ -222,6 +288,12 @@ def rows_of(result: Soak, num_deaths: int) -> Iterator[Row]:
         at_least=1,
         smaller_is_better=True,
     )
+    yield Row(
+        "soak: hosts that ended beside one that died, of themselves",
+        "hosts",
+        result.num_others_lost,
+        smaller_is_better=True,
+    )
     growth = ", ".join(f"{name} {grown / 1e6:.1f} MB" for name, grown in result.growth_bytes.items())
     yield Row(
         "soak: growth of controller and proxy",
@@ -236,7 +308,7 @@ def rows_of(result: Soak, num_deaths: int) -> Iterator[Row]:
 @rows(11, only_when_named=True)
 def soak() -> Iterator[Row]:
     """100 deaths; takes 10 minutes and more."""
-    yield from rows_of(measure(NUM_DEATHS, seed=1), NUM_DEATHS)
+    yield from rows_of(measure(drawn(NUM_DEATHS, seed=1), seed=1), NUM_DEATHS)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -244,7 +316,7 @@ def soak() -> Iterator[Row]:
 @click.option("--seed", default=1, help="Chooses who dies, of what and when.")
 def main(deaths: int, seed: int) -> None:
     """Let hosts die while the example of elastic training goes on, and print what was seen."""
-    result = measure(deaths, seed)
+    result = measure(drawn(deaths, seed), seed)
     click.echo(table(list(rows_of(result, deaths))))
     sys.exit(0 if len(result.recoveries) == deaths and not result.left else 1)
 

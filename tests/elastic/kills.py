@@ -69,6 +69,10 @@ class Training:
         """All of it."""
         return "\n".join(line.text for line in self.lines)
 
+    def last_line(self) -> str:
+        """What it printed last."""
+        return self.lines[-1].text if self.lines else "nothing"
+
     def until(self, pattern: str) -> re.Match[str]:
         """Read on until a line matches; what it printed is in the error if none does."""
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -111,23 +115,6 @@ def behind(runtime: LocalRuntime, host: int) -> dict[str, Any]:
 
     (worker,) = until(found, "a host is missing", TIMEOUT_S, 0.1)
     return worker
-
-
-def kill(runtime: LocalRuntime, host: int, death: str) -> None:
-    """Once all hosts are there, have the one behind a virtual host die, and wait until all are there again."""
-    worker = behind(runtime, host)
-    num_before = len(runtime.status(10)["failures"])
-    keys, number = DEATHS[death]
-    for key in keys:
-        os.kill(worker[key], number)
-
-    def is_mended() -> bool:
-        failures = runtime.status(10)["failures"]
-        return len(failures) > num_before and all(
-            failure["host"] is None or failure["served_again_after_s"] is not None for failure in failures
-        )
-
-    until(is_mended, lambda: runtime.status(10), TIMEOUT_S, 0.1)
 
 
 def resume(*pids: int) -> None:

@@ -1,8 +1,7 @@
-"""The example on real processes: hosts die, and what it learns is what it learns when none does."""
+"""The example on real processes: in fewer slices, in all again, and in the next job; test_soak.py has the deaths."""
 
 import json
 import os
-import random
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -12,12 +11,9 @@ from typing import Any
 import pytest
 
 from slurm_pathways.launch.local import Client, LocalRuntime
-from tests.elastic.kills import DEATHS, Training, behind, kill, resume
+from tests.elastic.kills import Training, behind, resume
 
 EXAMPLE = "examples/elastic/train.py"
-NUM_STEPS = 80
-#: Steps before which a host dies, all different decades, so that training gets on in between.
-SEED = 5
 
 
 @pytest.fixture
@@ -46,32 +42,6 @@ def train(runtime: LocalRuntime) -> Iterator[Callable[..., Training]]:
 def read(path: Path) -> dict[int, float]:
     """Losses by step."""
     return {int(step): loss for step, loss in json.loads(path.read_text()).items()}
-
-
-def losses(path: Path) -> list[float]:
-    """The loss of each step."""
-    by_step = read(path)
-    assert sorted(by_step) == list(range(NUM_STEPS))
-    return [by_step[step] for step in range(NUM_STEPS)]
-
-
-@pytest.mark.timeout(400)
-def test_the_curve_is_that_of_a_run_without_losses(
-    runtime: LocalRuntime, train: Callable[..., Training], tmp_path: Path
-) -> None:
-    chance = random.Random(SEED)
-    kills = [
-        (10 * decade, chance.randrange(4), chance.choice(sorted(DEATHS)))
-        for decade in sorted(chance.sample(range(1, 7), 3))
-    ]
-    training = train("--steps", NUM_STEPS, "--losses", tmp_path / "killed.json", "--wait-s", 20, "--min-step-s", 0.1)
-    for step, host, death in kills:
-        training.until(rf"step {step} ")
-        kill(runtime, host, death)
-    assert training.end().count("lost: DATA_LOSS") >= len(kills)
-    undisturbed = train("--steps", NUM_STEPS, "--losses", tmp_path / "undisturbed.json")
-    assert "lost" not in undisturbed.end()
-    assert losses(tmp_path / "killed.json") == pytest.approx(losses(tmp_path / "undisturbed.json"), rel=1e-5)
 
 
 @pytest.mark.timeout(400)
