@@ -355,20 +355,28 @@ class Membership:
         hosts = [host.index for host in self.hosts]
         assert hosts == list(range(len(hosts)))
         assert not hosts or len(hosts) == self._topology.num_hosts
+        # Thousands are bound, and simulations check again and again.
+        bound, closing, by_executor = WorkerState.BOUND, WorkerState.CLOSING, self._by_executor
         has_spares = False
+        awaited = set()
         for worker in self._workers.values():
-            state = worker.state
+            state, executor = worker.state, worker.executor
+            if state is bound:
+                assert worker.failure is None and worker.host is not None and self.hosts[worker.host].worker is worker
+                assert executor is not None and executor.peer in by_executor
+                continue
             assert (state is WorkerState.LOST) == (worker.failure is not None)
-            if state is WorkerState.BOUND:
-                assert worker.host is not None and self.hosts[worker.host].worker is worker
-            if state in (WorkerState.READY, WorkerState.BOUND, WorkerState.SPARE):
-                assert worker.executor is not None and worker.executor.peer in self._by_executor
-            is_awaited = state in (WorkerState.STARTING, WorkerState.CLOSING)
-            assert is_awaited == (worker.worker in self._awaited)
-            has_spares = has_spares or state is WorkerState.SPARE
+            if state in (WorkerState.STARTING, closing):
+                awaited.add(worker.worker)
+            elif state is not WorkerState.LOST:
+                assert executor is not None and executor.peer in by_executor
+                has_spares = has_spares or state is WorkerState.SPARE
+        assert awaited == self._awaited
         for host in self.hosts:
             if host.failure is None:
-                assert not host.is_joining and host.worker.state in (WorkerState.BOUND, WorkerState.CLOSING)
+                assert not host.is_joining
+                state = host.worker.state
+                assert state is bound or state is closing
             else:
                 assert host.loss is not None and (not host.is_joining or host.worker.host == host.index)
                 assert host.is_joining or not has_spares
