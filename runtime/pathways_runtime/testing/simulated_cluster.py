@@ -29,6 +29,23 @@ from pathways_runtime.testing.simulated_worlds import Member, SimulatedWorld
 
 _FIRST_WORKER_PEER = 1_000_000
 
+#: Events that leave it as it is who is there, and where.
+_NOT_ABOUT_WORKERS = frozenset(
+    (
+        ev.CoordinationStarted,
+        ev.MemberLeft,
+        ev.ProgramRequested,
+        ev.MemberCompiled,
+        ev.SessionRequested,
+        ev.SessionDetached,
+        ev.HostChangesSeen,
+        ev.OperationsSubmitted,
+        ev.Acknowledged,
+        ev.ChildrenAcknowledged,
+        ev.MemberFailed,
+    )
+)
+
 #: Processes show that they live at every so many calls of ``beat``, each a third of them.
 _BEAT_EVERY = 3
 
@@ -118,6 +135,8 @@ class SimulatedCluster:
         self._check_every = check_every
         self._num_events = 0
         self._num_beats = 0
+        #: Whether there was an event about workers since the last check.
+        self._have_workers_changed = True
         #: What the instructions of one event send through each relay, and what they tell each executor of others.
         self._relayed: dict[SimulatedRelay, list[tuple[SimulatedExecutor, Action]]] = {}
         self._news_of_peers: dict[PeerId, list[Callable[[SimulatedExecutor], None]]] = {}
@@ -326,7 +345,8 @@ class SimulatedCluster:
     def check_invariants(self) -> None:
         """What must hold between events, in the controller and in all sessions."""
         self.num_checks += 1
-        self.core.check_invariants()
+        self.core.check_invariants(of_workers=self._have_workers_changed)
+        self._have_workers_changed = False
         for client in self.clients:
             client.check_invariants()
 
@@ -353,6 +373,7 @@ class SimulatedCluster:
     def tell(self, event: ev.Event) -> None:
         """Something happens to the controller, now."""
         is_stage = False
+        self._have_workers_changed = self._have_workers_changed or type(event) not in _NOT_ABOUT_WORKERS
         for instruction in self.core.handle(event):
             stage = stage_of(instruction)
             if stage is not None:
