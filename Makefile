@@ -5,7 +5,7 @@
 # make test-tpu-compile    programs compiled for TPU by libtpu (500 MB, in .venv-tpu), on any machine
 # make test-gpu-compile    programs compiled for GPUs by XLA (1 GB, in .venv-gpu-compile), on any machine
 # make test-libraries    large libraries, PyTorch among them, against plain JAX (docs/libraries.md); minutes, and gigabytes
-# make bench   the benchmarks (quiet machine, hours; BENCH_ARGS="ROW ROW" takes some: docs/benchmarks.md)
+# make bench   the benchmarks (quiet machine; BENCH_ARGS="ROW ROW" takes some: docs/benchmarks.md)
 # make clean   remove what these made
 #
 # Nothing is done twice: .venv follows pyproject.toml, the wheel follows the sources, and each installation follows both.

@@ -21,7 +21,7 @@ assert TOPICS, "importing the topics registers their rows"
 def main(names: tuple[str, ...], only_list: bool, output: Path | None, plot: Path | None, with_peers: bool) -> None:
     """Measure ROWS, each side by side with what a user would run instead, and print a table.
 
-    Without names, all are measured but those that take hours: soak and simulated_recovery.
+    Without names, all are measured but those that take long: soak and simulated_recovery.
     """
     by_name = ordered_rows()
     if only_list:

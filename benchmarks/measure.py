@@ -75,7 +75,7 @@ WORKLOADS: dict[str, Callable[..., Figures]] = {}
 
 
 class Registered(NamedTuple):
-    """What measures rows, and their place in the table. Some take hours, and are measured only when they are named."""
+    """What measures rows, and their place in the table. Some take long, and are measured only when they are named."""
 
     place: int
     measure: Rows

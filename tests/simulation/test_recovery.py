@@ -22,12 +22,8 @@ def play_all(shape, seeds):
             played = play(seed, shape)
         except AssertionError as violation:
             raise AssertionError(f"seed {seed} of {shape}: {violation}") from violation
-        total.update(
-            {
-                name: getattr(played, f"num_{name}")
-                for name in ("faults", "losses", "recoveries", "lent_served", "values")
-            }
-        )
+        names = ("faults", "losses", "recoveries", "lent_served", "values", "checks")
+        total.update({name: getattr(played, f"num_{name}") for name in names})
         total["at a stage"] += played.stages.total()
     return total
 
@@ -61,11 +57,13 @@ def test_everything_works_again_while_workers_are_lent_and_taken_back():
 def test_256_hosts():
     total = play_all(Shape(16, 16, num_spares=4, relay_fanout=64, num_faults=10, check_every=5_000), (1, 2))
     assert total["faults"] == 20 and total["recoveries"] > 0
+    # Few are due by the number of events: it is stages of recoveries at which everything is checked.
+    assert total["checks"] > 100
 
 
 def test_2048_hosts():
-    total = play_all(Shape(32, 64, num_spares=8, relay_fanout=32, num_faults=8, check_every=20_000), (1,))
-    assert total["faults"] == 8 and total["recoveries"] > 0
+    total = play_all(Shape(32, 64, num_spares=8, relay_fanout=32, num_faults=10, check_every=20_000), (1, 2))
+    assert total["faults"] == 20 and total["recoveries"] > 0 and total["checks"] > 100
 
 
 def test_a_controller_that_forgets_who_knows_what_is_found_out(monkeypatch):
@@ -81,8 +79,9 @@ def test_a_controller_that_forgets_who_knows_what_is_found_out(monkeypatch):
         play_all(DIRECT, range(12))
 
 
-def test_the_same_seed_gives_the_same_run():
-    assert play(3, DIRECT) == play(3, DIRECT)
+@pytest.mark.parametrize("shape", [DIRECT, BEHIND_RELAYS], ids=["direct", "behind relays"])
+def test_the_same_seed_gives_the_same_run(shape):
+    assert play(3, shape) == play(3, shape)
 
 
 def test_what_is_sent_into_a_cut_arrives_when_it_is_healed_and_in_order():
