@@ -191,6 +191,7 @@ class RuntimeSpec:
     devices_per_host: int = 1
     platform: str = "cpu"
     num_spares: int = 0
+    num_absent_slices: int = 0
     compile_cache_dir: Path | None = None
     run_dir: Path | None = None
     force_sockets: bool = False
@@ -214,6 +215,12 @@ class RuntimeSpec:
             if value is not None:
                 setting.parse(value, f"{setting.field}={value}")
         self.check_hosts(MAX_HOSTS, "are allowed")
+        num_hosts = (self.num_slices + self.num_absent_slices) * self.hosts_per_slice
+        if num_hosts > MAX_HOSTS:
+            raise ConfigurationError(
+                f"{self.num_slices} slices + {self.num_absent_slices} absent ones x {self.hosts_per_slice} hosts are "
+                f"{num_hosts} hosts; at most {MAX_HOSTS} are allowed: ask for fewer absent slices"
+            )
 
     def check_hosts(self, limit: int, what: str) -> None:
         """Refuse more than ``limit`` hosts, that many of which ``what``.
@@ -234,7 +241,7 @@ class RuntimeSpec:
 
     @property
     def num_devices(self) -> int:
-        """Devices that the program sees."""
+        """Devices of the slices that there are from the start."""
         return self.num_slices * self.hosts_per_slice * self.devices_per_host
 
 
@@ -248,6 +255,14 @@ SETTINGS: tuple[Setting, ...] = (
         "spares",
         Kind.COUNT,
         "Hosts that stand behind no slice until they take the place of a lost one.",
+        0,
+        MAX_HOSTS,
+    ),
+    Setting(
+        "num_absent_slices",
+        "absent_slices",
+        Kind.COUNT,
+        "Further slices, without hosts until a job lends nodes for them. Programs see their devices as lost till then.",
         0,
         MAX_HOSTS,
     ),

@@ -14,6 +14,7 @@ const struct pathways_key pathways_keys[] = {
 	{"devices-per-host", VARIABLE("DEVICES_PER_HOST"), PATHWAYS_COUNT, 1, 65536},
 	{"platform", VARIABLE("PLATFORM"), PATHWAYS_TEXT, 0, 0},
 	{"spares", VARIABLE("SPARES"), PATHWAYS_COUNT, 0, 65536},
+	{"absent-slices", VARIABLE("ABSENT_SLICES"), PATHWAYS_COUNT, 0, 65536},
 	{"compile-cache", VARIABLE("COMPILE_CACHE"), PATHWAYS_TEXT, 0, 0},
 	{"force-sockets", VARIABLE("FORCE_SOCKETS"), PATHWAYS_FLAG, 0, 0},
 	{"relay-fanout", VARIABLE("RELAY_FANOUT"), PATHWAYS_COUNT, 2, 65536},

@@ -2,6 +2,8 @@
 
 #: In the text of every error that a lost host has brought about.
 _CODE = "DATA_LOSS"
+#: In the text of those of a slice that nobody has stood behind yet.
+_ABSENT = "is absent until there are workers for it"
 
 
 def loss_of(error: BaseException) -> str | None:
@@ -14,3 +16,8 @@ def loss_of(error: BaseException) -> str | None:
             return str(seen)
         seen = seen.__cause__
     return None
+
+
+def is_absence(loss: str) -> bool:
+    """Whether the text of a loss tells of a slice that has not been there yet (``run --absent-slices``)."""
+    return _ABSENT in loss

@@ -58,14 +58,18 @@ class Recovery:
         """The slices that the training function does not have."""
         return self._all - self._slices
 
-    def look(self, live: frozenset[int], now_s: float) -> Decision:
-        """What to do when these slices are there and the training function does not run."""
+    def look(self, live: frozenset[int], now_s: float, absent: frozenset[int] = frozenset()) -> Decision:
+        """What to do when these slices are there and the training function does not run.
+
+        Args:
+            absent: slices that have not been there yet, which nobody waits for.
+        """
         policy = self._policy
         waited_s = now_s - self._waiting_since_s
         if now_s < self._pause_until_s:
             return LookAgain(self._pause_until_s - now_s)
         enough = len(live) >= policy.min_slices
-        if live == self._all or (enough and waited_s >= policy.wait_s):
+        if live == self._all or (enough and live >= self._all - absent) or (enough and waited_s >= policy.wait_s):
             self._slices = live
             return Train(tuple(sorted(live)))
         limit_s = policy.wait_s if enough else max(policy.wait_s, policy.give_up_after_s)

@@ -1,15 +1,24 @@
 """The slices as a program sees them: their devices, meshes over them, and which of them are alive."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurm_pathways.elastic.losses import loss_of
+from slurm_pathways.elastic.losses import is_absence, loss_of
 
 #: The first axis of every mesh here.
 SLICE_AXIS = "slice"
 _DEVICE_AXIS = "device"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look at some slices has found: those that are alive, and those that have not been there yet."""
+
+    live: frozenset[int]
+    absent: frozenset[int]
 
 
 class Slices:
@@ -68,15 +77,23 @@ class Slices:
 
         Blocks until each has answered or its loss is known. What else goes wrong is raised as it is.
         """
+        return self.look(among).live
+
+    def look(self, among: Iterable[int]) -> Seen:
+        """``live``, and which of the others have not been there yet."""
         answers = {index: self._ask((index,)) for index in among}
-        return frozenset(index for index, answer in answers.items() if answer is not None and self._is_right(answer, 1))
+        losses = {index: self._loss_in(answer, 1) for index, answer in answers.items()}
+        return Seen(
+            frozenset(index for index, loss in losses.items() if loss is None),
+            frozenset(index for index, loss in losses.items() if loss is not None and is_absence(loss)),
+        )
 
     def work_together(self, slices: tuple[int, ...]) -> bool:
         """The same for one program over several slices: after a loss, that takes longer to be mended."""
-        answer = self._ask(slices)
-        return answer is not None and self._is_right(answer, len(slices))
+        return self._loss_in(self._ask(slices), len(slices)) is None
 
     def _ask(self, slices: tuple[int, ...]) -> Any:
+        """The sum that is to come, or the text of a loss."""
         import jax
         import numpy as np
 
@@ -85,24 +102,26 @@ class Slices:
         try:
             return _total()(jax.device_put(np.ones(self._size * len(slices), np.float32), everywhere))
         except jax.errors.JaxRuntimeError as error:
-            if loss_of(error) is None:
+            if (loss := loss_of(error)) is None:
                 raise
-            return None
+            return loss
 
-    def _is_right(self, answer: Any, num_slices: int) -> bool:
+    def _loss_in(self, answer: Any, num_slices: int) -> str | None:
         import jax
 
+        if isinstance(answer, str):
+            return answer
         try:
             total = float(answer)
         except jax.errors.JaxRuntimeError as error:
-            if loss_of(error) is None:
+            if (loss := loss_of(error)) is None:
                 raise
-            return False
+            return loss
         if total != self._size * num_slices:
             raise RuntimeError(
                 f"the sum of {self._size * num_slices} ones over {num_slices} slices is {total}: they cannot be trusted"
             )
-        return True
+        return None
 
 
 @functools.cache

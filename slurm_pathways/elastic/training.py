@@ -264,14 +264,14 @@ class _Training(Generic[_Result]):
 
     def _wait_for_slices(self, cause: BaseException | None) -> tuple[int, ...]:
         while True:
-            live = self.slices.live(self.slices.all)
+            seen = self.slices.look(self.slices.all)
             if self._warnings.is_due:
                 try:
-                    self._preempt_while_waiting(live)
+                    self._preempt_while_waiting(seen.live)
                 except Exception as error:
                     if loss_of(error) is None:
                         raise  # Preempted, as a rule; a loss is looked into by the next look
-            decision = self._recovery.look(live, time.monotonic())
+            decision = self._recovery.look(seen.live, time.monotonic(), seen.absent)
             if isinstance(decision, Train) and not self.slices.work_together(decision.slices):
                 decision = self._recovery.look(frozenset(), time.monotonic())
             match decision:

@@ -14,6 +14,7 @@ def controller_arguments(spec: RuntimeSpec, *listen: str) -> tuple[object, ...]:
         *("--devices-per-host", spec.devices_per_host),
         *("--platform", spec.platform),
         *("--spares", spec.num_spares),
+        *(("--absent-slices", spec.num_absent_slices) if spec.num_absent_slices else ()),
         *("--relay-fanout", spec.relay_fanout),
         *("--heartbeat-timeout-s", spec.heartbeat_timeout_s),
     )

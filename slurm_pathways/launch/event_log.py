@@ -24,6 +24,7 @@ _OF_CONTROLLER = {
     "worker_lost": "found_after_s",
     "worker_left": None,
     "host_back": "took_s",
+    "host_there": None,
     "worker_given_up": None,
     "worker_refused": None,
     "supervisor_stuck": None,

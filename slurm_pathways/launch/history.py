@@ -8,7 +8,7 @@ import msgspec
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
-from slurm_pathways.launch.local import CONTROLLER, HOST_BACK_EVENT, HOST_READY_EVENT
+from slurm_pathways.launch.local import CONTROLLER, HOST_BACK_EVENT, HOST_READY_EVENT, HOST_THERE_EVENT
 from slurm_pathways.launch.records import (
     MAX_PROGRAMS_KEPT,
     RUN,
@@ -128,6 +128,8 @@ class History:
                 )
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == HOST_BACK_EVENT:
                 self._serve_again(fields["host"], fields["name"], now_s)
+                self._joined_s[fields["worker"]] = now_s
+            case ComponentEvent(component, name, fields) if component == CONTROLLER and name == HOST_THERE_EVENT:
                 self._joined_s[fields["worker"]] = now_s
             case ComponentEvent(component):
                 self._component(component)

@@ -49,6 +49,8 @@ READY_EVENT = "ready"
 HOST_READY_EVENT = "host_ready"
 #: From the controller, when somebody serves again for a host that was lost: ``host``, ``name``, ``took_s``.
 HOST_BACK_EVENT = "host_back"
+#: From the controller, when somebody serves for a host of a slice that was absent: ``host``, ``name``.
+HOST_THERE_EVENT = "host_there"
 #: From the controller, when it has given a worker up whose executors end at once: ``name``, ``num_executors``.
 GIVEN_UP_EVENT = "worker_given_up"
 #: From the controller, of a worker that has not what hosts of this run need: ``worker``, ``name``, ``reason``.
@@ -654,6 +656,8 @@ def describe_news(event: ComponentEvent) -> str | None:
     place = f"{name} of {companion}" if companion else name
     if event.name == HOST_BACK_EVENT:
         return f"host {fields['host']} is served again by {place} after {fields['took_s']:.1f} s"
+    if event.name == HOST_THERE_EVENT:
+        return f"host {fields['host']}, of a slice that was absent, is served by {place}"
     if event.name == HOST_READY_EVENT and companion:
         return f"worker {fields['worker']} ({place}) has joined"
     if event.name == LEFT_EVENT:

@@ -54,9 +54,10 @@ class Progress:
         """The first line."""
         spec = self._spec
         spares = f" + {_count(spec.num_spares, 'spare host')}" if spec.num_spares else ""
+        absent = f" + {_count(spec.num_absent_slices, 'absent slice')}" if spec.num_absent_slices else ""
         self.stage(
             f"starting {_count(spec.num_slices, 'slice')} x {_count(spec.hosts_per_slice, 'host')} x "
-            f"{_count(spec.devices_per_host, f'{spec.platform} device')}{spares}",
+            f"{_count(spec.devices_per_host, f'{spec.platform} device')}{spares}{absent}",
             is_done=False,
         )
 

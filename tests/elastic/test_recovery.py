@@ -56,6 +56,22 @@ def test_at_the_start_slices_are_waited_for_too() -> None:
     assert recovery.look(TWO, 10.0) == Train((0, 2))
 
 
+def test_slices_that_were_never_there_are_not_waited_for_and_are_grown_into() -> None:
+    recovery = Recovery(Policy(wait_s=10, look_every_s=1, grow=Grow.AT_ONCE), ALL, 0.0)
+    absent = frozenset({1})
+    assert recovery.look(frozenset({0}), 0.0, absent) == LookAgain(1.0)
+    assert recovery.look(TWO, 1.0, absent) == Train((0, 2))
+    assert recovery.missing == absent
+    assert recovery.should_grow(absent, has_snapshot=False)
+    recovery.grow(50.0)
+    assert recovery.look(ALL, 50.0) == Train((0, 1, 2))
+    # From then on it is a slice like the others.
+    recovery.lose("host 1", 60.0)
+    assert recovery.look(TWO, 60.0) == LookAgain(1.0)
+    few = Recovery(Policy(wait_s=0, min_slices=3, give_up_after_s=60, look_every_s=1), ALL, 0.0)
+    assert few.look(TWO, 0.0, absent) == LookAgain(1.0)
+
+
 @pytest.mark.parametrize(
     ("grow", "has_snapshot", "expected"),
     [

@@ -103,3 +103,55 @@ def test_a_run_on_one_machine_grows_and_shrinks(growing: tuple[Process, Path], t
     assert "host 0 is served again by host-0 after" in said
     assert said.count("values [6.0, 7.0, 8.0, 9.0]") >= 3
     assert "Traceback" not in said + grow.said()
+
+
+#: Says which slices it trains on, and ends when it has had two.
+ELASTIC = """
+import jax, numpy as np, jax.numpy as jnp, time
+from jax.sharding import NamedSharding, PartitionSpec
+from slurm_pathways import elastic
+
+def init(mesh):
+    return jax.device_put(np.zeros(()), NamedSharding(mesh, PartitionSpec()))
+
+step = jax.jit(lambda state, batch: state + batch.sum())
+
+def train(attempt):
+    state = attempt.start(init)
+    print("slices", attempt.slices, "of", len(jax.devices()), "devices from", attempt.step, flush=True)
+    where = NamedSharding(attempt.mesh, PartitionSpec(attempt.mesh.axis_names))
+    for number in range(attempt.step, 100_000):
+        state = step(state, jax.device_put(np.ones(2), where))
+        attempt.done(number + 1, state)
+        if len(attempt.slices) == 2:
+            return number + 1, float(state)
+        time.sleep(0.02)
+
+began_s = time.monotonic()
+policy = elastic.Policy(wait_s=600, grow=elastic.Grow.AT_ONCE)
+num_steps, total = elastic.run(train, policy=policy, snapshots=elastic.Snapshots(every_steps=10, replicas=1))
+assert total == 2 * num_steps, (total, num_steps)
+print("trained", flush=True)
+"""
+
+
+def test_training_grows_into_a_slice_that_was_absent(tmp_path: Path, runs_root: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(ELASTIC)
+    run = Process(tmp_path / "run.out", "run", "--local", "--absent-slices", "1", "--", sys.executable, str(program))
+    try:
+        run.until_said("from 0\n")
+        assert "slices (0,) of 2 devices from 0\n" in run.said()
+        [(path, _)] = live_runs(runs_root)
+        assert [device["state"] for device in fetch(path, os.environ)["devices"]][1] == "absent"
+        grow = Process(tmp_path / "grow.out", "grow", "--run", str(path), "--nodes", "1")
+        assert run.wait() == 0, run.said()
+        assert grow.wait() == 0, grow.said()
+    finally:
+        run.process.kill()
+        run.process.wait()
+    said = run.said()
+    assert re.search(r"^slices \(0, 1\) of 2 devices from [1-9]", said, re.MULTILINE), said
+    assert f"host 1, of a slice that was absent, is served by host-1 of grow (pid {grow.process.pid})\n" in said
+    assert "trained\n" in said and "Traceback" not in said
+    assert "the run has ended" in grow.said()

@@ -38,6 +38,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices-per-host", type=int, required=True)
     parser.add_argument("--platform", default="cpu", help="PJRT platform of the executors")
     parser.add_argument("--spares", type=int, default=0, help="workers beyond those that the slices need")
+    parser.add_argument("--absent-slices", type=int, default=0, help="further slices, which begin without workers")
     parser.add_argument(
         "--relay-fanout", type=int, default=RELAY_FANOUT, help="executors of more hosts than this are behind relays"
     )
@@ -48,19 +49,21 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("num_slices", "hosts_per_slice", "devices_per_host", "relay_fanout"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if arguments.spares < 0 or arguments.heartbeat_timeout_s <= 0:
-        parser.error("--spares must not be negative, --heartbeat-timeout-s must be positive")
+    if min(arguments.spares, arguments.absent_slices) < 0 or arguments.heartbeat_timeout_s <= 0:
+        parser.error("--spares and --absent-slices must not be negative, --heartbeat-timeout-s must be positive")
     return arguments
 
 
 async def serve(arguments: argparse.Namespace) -> int:
     """Run a controller until its launcher is gone or a signal asks it to end."""
-    topology = Topology(arguments.num_slices, arguments.hosts_per_slice, arguments.devices_per_host, arguments.platform)
+    num_slices = arguments.num_slices + arguments.absent_slices
+    topology = Topology(num_slices, arguments.hosts_per_slice, arguments.devices_per_host, arguments.platform)
     core = ControllerCore(
         topology,
         arguments.spares,
         int(arguments.heartbeat_timeout_s * 1e9),
         relay_fanout=arguments.relay_fanout,
+        num_absent_slices=arguments.absent_slices,
     )
     between_hosts = network.Network.from_options(arguments.credentials, arguments.advertise)
     # A host without power says no more; that is seen sooner than that one of its processes is stuck.

@@ -45,7 +45,8 @@ class Driver:
 
     def __init__(self, topology: Topology, num_spares: int = 0, *, checks: bool = True, **options: int) -> None:
         self.topology = topology
-        self.num_workers = topology.num_hosts + num_spares
+        num_absent = options.get("num_absent_slices", 0) * topology.hosts_per_slice
+        self.num_workers = topology.num_hosts - num_absent + num_spares
         self.checks = checks
         self.core = ControllerCore(topology, num_spares, **options)
         self.now_ns = 5 * SECOND_NS

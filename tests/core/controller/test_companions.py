@@ -104,3 +104,85 @@ def test_one_with_other_devices_is_refused_by_name():
     out = driver.register_executor(5, num_devices=8)
     (lost,) = announced(out, "worker_lost")
     assert lost["cause"] == "its executor has 8 cpu devices, not 2 cpu devices"
+
+
+# Slices that are absent at first
+
+
+def absent_slice(num_spares=0):
+    """Two slices of two hosts, of which the second is absent."""
+    return Driver(TWO_BY_TWO, num_spares=num_spares, num_absent_slices=1).start()
+
+
+def test_a_run_is_ready_without_its_absent_slices_and_they_are_down():
+    driver = absent_slice()
+    s = driver.attach()
+    (accepted,) = of_type(driver.out, ins.AcceptSession)
+    assert [(h.host, h.worker, h.name) for h in accepted.hosts] == [
+        (0, 0, "node-0"),
+        (1, 1, "node-1"),
+        (2, None, ""),
+        (3, None, ""),
+    ]
+    absence = accepted.hosts[2].failure
+    assert absence.code.name == "DATA_LOSS"
+    assert absence.message == ("no worker stands behind host 2: slice 1 is absent until there are workers for it")
+    assert [d["state"] for d in driver.core.report(driver.now_ns)["devices"]] == ["idle"] * 4 + ["absent"] * 4
+    # There is no service for its world, and what addresses it is poisoned on the others.
+    assert [i.world for i in of_type(driver.out, ins.StartCoordination)] == [1]
+    assert driver.submit(Operation(s, 1, (0, 1), writes=(6,))) == [1]
+    out = driver.send(ev.OperationsSubmitted(1, [Operation(s, 2, (1, 2), writes=(7,))], driver.now_ns))
+    (poison,) = of_type(out, ins.Substitute)
+    assert (poison.group.hosts, poison.operation.status) == ((1,), absence)
+
+
+def test_an_absent_slice_is_filled_when_there_is_a_worker_for_each_of_its_hosts():
+    driver = absent_slice()
+    s = driver.attach()
+    assert of_type(join(driver, 2), ins.BindExecutors) == []
+    assert states(driver)[2] == "spare"
+    out = join(driver, 3)
+    assert [(b.host, b.worker) for i in of_type(out, ins.BindExecutors) for b in i.executors] == [(2, 2), (3, 3)]
+    out = form(driver, out, 2)
+    there = announced(out, "host_there")
+    assert [(f["host"], f["companion"]) for f in there] == [(2, LENT), (3, LENT)]
+    assert [(i.host, i.failure, i.change) for i in of_type(out, ins.ChangeHost)] == [(2, None, 1), (3, None, 2)]
+    driver.send(ev.HostChangesSeen(1, 2))
+    assert driver.submit(Operation(s, 1, (1, 2), writes=(6,))) == [1]
+    assert driver.core.report(driver.now_ns)["failures"] == []
+    # Then its workers are taken back: a loss as any other, and nobody else takes these places.
+    lost = [announced(leave(driver, worker), "host_lost")[0]["host"] for worker in (2, 3)]
+    assert lost == [2, 3] and states(driver)[2] == "left"
+    assert [d["state"] for d in driver.core.report(driver.now_ns)["devices"][4:]] == ["lost"] * 4
+    again = join(driver, 4)
+    assert of_type(again, ins.BindExecutors) == []
+    out = form(driver, join(driver, 5), 3)
+    assert len(announced(out, "host_back")) == 2
+
+
+def test_losses_come_before_absent_slices_and_spares_that_were_asked_for_stay():
+    driver = absent_slice(num_spares=1)
+    assert states(driver)[2] == "spare"
+    join(driver, 3)
+    lose(driver, 0)
+    # The run's own spare has taken that place.
+    assert (states(driver)[2], states(driver)[3]) == ("bound", "spare")
+    join(driver, 4)
+    assert states(driver)[4] == "spare"
+    join(driver, 5)
+    assert [states(driver)[worker] for worker in (3, 4, 5)] == ["spare", "bound", "bound"]
+    # One of the two is lost, and one is enough to mend that.
+    driver.register_executor(0, epoch=2)
+    out = lose(driver, 5)
+    assert [(b.host, b.worker) for i in of_type(out, ins.BindExecutors) for b in i.executors] == [(3, 3)]
+    # The last one stays for losses.
+    assert states(driver)[0] == "spare"
+
+
+def test_a_loss_before_anybody_is_bound_counts_without_absent_slices():
+    driver = Driver(TWO_BY_TWO, num_absent_slices=1)
+    driver.register_worker(0)
+    driver.register_executor(0)
+    out = lose(driver, 0)
+    (failed,) = announced(out, "failed")
+    assert failed["reason"].startswith("1 workers remain for 2 hosts: ")

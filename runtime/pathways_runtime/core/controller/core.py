@@ -41,6 +41,7 @@ class ControllerCore:
         num_spares: workers beyond the topology's hosts that are expected.
         heartbeat_timeout_ns: silence after which a worker counts as lost.
         relay_fanout: up to so many hosts, executors connect to the controller itself; see ``relays.RelayPlan``.
+        num_absent_slices: of the topology, the last ones: they begin without workers, as if they were lost.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class ControllerCore:
         max_launches_in_flight: int = MAX_LAUNCHES_IN_FLIGHT,
         max_undispatched: int = MAX_UNDISPATCHED,
         relay_fanout: int = RELAY_FANOUT,
+        num_absent_slices: int = 0,
     ) -> None:
         self._topology = topology
         self._max_undispatched = max_undispatched
-        self._membership = Membership(topology, num_spares, heartbeat_timeout_ns, relay_fanout)
-        self._worlds = Worlds(topology, self._membership)
+        self._membership = Membership(topology, num_spares, heartbeat_timeout_ns, relay_fanout, num_absent_slices)
+        self._worlds = Worlds(topology, self._membership, num_absent_slices)
         self._programs = Programs(topology, self._membership, self._worlds)
         self._sessions = Sessions()
         self._order = Order(topology.num_hosts, max_launches_in_flight)
@@ -183,7 +185,11 @@ class ControllerCore:
             self._order.close_hosts(lost, out)
         for finding in sorted(findings, key=lambda finding: isinstance(finding, HostJoining)):
             match finding:
-                case Bound():
+                case Bound(absent):
+                    for host in absent:
+                        absence = self._membership.failure_of(host)
+                        assert absence is not None
+                        self._order.lose_host(host, absence, self._last_change, out)
                     self._worlds.bind(out)
                 case HostClosing(host):
                     self._order.close_hosts((host,), out)
@@ -217,6 +223,7 @@ class ControllerCore:
         for host in restored:
             self._order.restore_host(host.index, out)
             # Sessions hear of it last: all that they then ask of the host can be done.
+            assert host.worker is not None
             self._change_host(host.index, host.worker.worker, host.worker.name, None, out)
 
     # worlds and programs

@@ -42,7 +42,9 @@ FIRST_START_TIMEOUT_NS = 600_000_000_000
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Every virtual host has an executor now."""
+    """Every virtual host has an executor now, but for those of absent slices."""
+
+    absent: tuple[HostIndex, ...] = ()
 
 
 class HostClosing(msgspec.Struct, frozen=True):
@@ -76,14 +78,24 @@ class Membership:
         num_spares: workers beyond the topology's hosts that are expected.
         heartbeat_timeout_ns: silence after which a worker counts as lost.
         relay_fanout: see ``relays.RelayPlan``.
+        num_absent_slices: of the topology, the last ones, which begin without workers. Spares beyond ``num_spares``
+            fill them, a slice at a time.
     """
 
     def __init__(
-        self, topology: Topology, num_spares: int, heartbeat_timeout_ns: int, relay_fanout: int = RELAY_FANOUT
+        self,
+        topology: Topology,
+        num_spares: int,
+        heartbeat_timeout_ns: int,
+        relay_fanout: int = RELAY_FANOUT,
+        num_absent_slices: int = 0,
     ) -> None:
         self._topology = topology
-        self._relays = Relays(topology, relay_fanout)
-        self._num_expected = topology.num_hosts + num_spares
+        present = msgspec.structs.replace(topology, num_slices=topology.num_slices - num_absent_slices)
+        self._relays = Relays(present, relay_fanout)
+        self._num_present = present.num_hosts
+        self._num_spares = num_spares
+        self._num_expected = present.num_hosts + num_spares
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
         self._workers: dict[WorkerId, Worker] = {}
         self._by_supervisor: dict[PeerId, Worker] = {}
@@ -103,7 +115,7 @@ class Membership:
 
     @property
     def is_bound(self) -> bool:
-        """Whether every virtual host was given an executor."""
+        """Whether every virtual host was given an executor, but for those of absent slices."""
         return bool(self.hosts)
 
     def workers(self) -> list[Worker]:
@@ -122,7 +134,8 @@ class Membership:
     def member_peer(self, host: HostIndex) -> PeerId | None:
         """The connection of the live executor that serves for a virtual host, or is about to."""
         worker = self.hosts[host].worker
-        return worker.executor.peer if worker.state is WorkerState.BOUND and worker.executor else None
+        is_bound = worker is not None and worker.state is WorkerState.BOUND
+        return worker.executor.peer if worker is not None and is_bound and worker.executor else None
 
     def live_executors(self) -> tuple[PeerId, ...]:
         """The connections of all live executors that serve for a virtual host."""
@@ -161,9 +174,15 @@ class Membership:
     def bindings(self) -> tuple[HostBinding, ...]:
         """What stands behind each virtual host."""
         return tuple(
-            HostBinding(host.index, None if host.failure else host.worker.worker, host.worker.name, host.failure)
+            HostBinding(host.index, None, "" if host.worker is None else host.worker.name, host.failure)
+            if host.failure is not None or host.worker is None
+            else HostBinding(host.index, host.worker.worker, host.worker.name, None)
             for host in self.hosts
         )
+
+    def is_absent(self, host: HostIndex) -> bool:
+        """Whether nobody has ever stood behind a host, or is about to."""
+        return self.hosts[host].worker is None
 
     def unix_s(self, now_ns: int) -> float:
         """The time of day at a time of the controller's clock, in seconds since 1970."""
@@ -248,16 +267,19 @@ class Membership:
     def restore(self, host: HostIndex, now_ns: int, out: list[Instruction]) -> Host:
         """A host that was joining serves from now on."""
         restored = self.hosts[host]
-        assert restored.is_joining and restored.loss is not None
+        worker, lost = restored.worker, restored.loss
+        assert restored.is_joining and worker is not None
         restored.failure, restored.is_joining = None, False
-        first, worker = restored.loss, restored.worker
         for loss in self.losses:
             if loss.host == host and loss.served_again_ns is None:
                 loss.served_again_ns, loss.served_again_by = now_ns, worker.place()
         self._relays.forget_selections()
-        fields = {"host": host, "worker": worker.worker, "name": worker.name, "lost_worker": first.worker}
-        fields |= worker.whose()
-        out.append(Announce("host_back", {**fields, "took_s": round((now_ns - first.at_ns) / 1e9, 3)}))
+        fields = {"host": host, "worker": worker.worker, "name": worker.name}
+        if lost is None:
+            out.append(Announce("host_there", fields | worker.whose()))
+            return restored
+        fields |= {"lost_worker": lost.worker, **worker.whose()}
+        out.append(Announce("host_back", {**fields, "took_s": round((now_ns - lost.at_ns) / 1e9, 3)}))
         return restored
 
     def heard_from(self, peers: Iterable[PeerId], now_ns: int) -> None:
@@ -357,7 +379,7 @@ class Membership:
         assert not hosts or len(hosts) == self._topology.num_hosts
         # Thousands are bound, and simulations check again and again.
         bound, closing, by_executor = WorkerState.BOUND, WorkerState.CLOSING, self._by_executor
-        has_spares = False
+        num_spares = 0
         awaited = set()
         for worker in self._workers.values():
             state, executor = worker.state, worker.executor
@@ -370,16 +392,18 @@ class Membership:
                 awaited.add(worker.worker)
             elif state is not WorkerState.LOST:
                 assert executor is not None and executor.peer in by_executor
-                has_spares = has_spares or state is WorkerState.SPARE
+                num_spares += state is WorkerState.SPARE
         assert awaited == self._awaited
         for host in self.hosts:
+            its = host.worker
             if host.failure is None:
-                assert not host.is_joining
-                state = host.worker.state
+                assert not host.is_joining and its is not None
+                state = its.state
                 assert state is bound or state is closing
             else:
-                assert host.loss is not None and (not host.is_joining or host.worker.host == host.index)
-                assert host.is_joining or not has_spares
+                assert host.loss is not None or host.index >= self._num_present
+                assert not host.is_joining or (its is not None and its.host == host.index)
+        assert not num_spares or not self._to_fill(num_spares)
 
     def _bind_when_complete(self, out: list[Instruction]) -> list[Finding]:
         """Bind once all workers that can still come are ready: by worker id, so that hosts stand in Slurm's order."""
@@ -388,28 +412,49 @@ class Membership:
             return []
         num_lost = sum(worker.state in (WorkerState.LOST, WorkerState.CLOSING) for worker in self._workers.values())
         ready = [worker for worker in self.workers() if worker.state is WorkerState.READY]
-        if len(ready) < self._topology.num_hosts or len(ready) < self._num_expected - num_lost:
+        if len(ready) < self._num_present or len(ready) < self._num_expected - num_lost:
             return []
-        for place, worker in enumerate(ready[: self._topology.num_hosts]):
+        for place, worker in enumerate(ready[: self._num_present]):
             self.hosts.append(Host(HostIndex(place), worker))
             self._bind(worker, HostIndex(place), out)
-        for worker in ready[self._topology.num_hosts :]:
+        absent = tuple(map(HostIndex, range(self._num_present, self._topology.num_hosts)))
+        for index in absent:
+            host = Host(index, None)
+            its_slice = self._topology.slice_of_host(index)
+            message = (
+                f"no worker stands behind host {index}: slice {its_slice} is absent until there are workers for it"
+            )
+            host.failure = Status(Code.DATA_LOSS, message)
+            self.hosts.append(host)
+        for worker in ready[self._num_present :]:
             worker.state = WorkerState.SPARE
         self._relays.forget_selections()
         executors = self._bound_executors()
         out.append(BindExecutors(executors, executors))
-        return [Bound()]
+        return [Bound(absent)]
+
+    def _to_fill(self, num_spares: int) -> list[Host]:
+        """The hosts that so many spares are for."""
+        missing = [host for host in self.hosts if host.failure is not None and not host.is_joining]
+        hosts = [host for host in missing if host.index < self._num_present][:num_spares]
+        # A slice that is absent is no loss: it is filled as a whole, by what is not kept for losses.
+        num_left = num_spares - len(hosts) - self._num_spares
+        for slice_index in range(self._num_present // self._topology.hosts_per_slice, self._topology.num_slices):
+            of_slice = [host for host in missing if self._topology.slice_of_host(host.index) == slice_index]
+            if len(of_slice) <= num_left:
+                hosts += of_slice
+                num_left -= len(of_slice)
+        return hosts
 
     def _fill_hosts(self, out: list[Instruction]) -> list[Finding]:
         """Give lost hosts a worker, as far as there are any: preferably the one that stood there before."""
         findings: list[Finding] = []
         spares = [worker for worker in self.workers() if worker.state is WorkerState.SPARE]
-        for host in self.hosts:
-            if not spares:
-                break
-            if host.failure is None or host.is_joining:
-                continue
-            worker = host.worker if host.worker in spares else spares[0]
+        hosts = self._to_fill(len(spares)) if spares else []
+        for place, host in enumerate(hosts):
+            # Losses come first, and get who was there first; slices that were absent get the newest, in their order.
+            any_spare = spares[0 if host.index < self._num_present else place - len(hosts)]
+            worker = host.worker if host.worker in spares else any_spare
             spares.remove(worker)
             host.worker, host.is_joining = worker, True
             self._bind(worker, host.index, out)
@@ -431,8 +476,9 @@ class Membership:
     def _bound_executors(self) -> tuple[BoundExecutor, ...]:
         bound = []
         for host in self.hosts:
-            worker, executor = host.worker, host.worker.executor
-            if worker.state is WorkerState.BOUND and executor is not None:
+            worker = host.worker
+            executor = worker.executor if worker is not None else None
+            if worker is not None and worker.state is WorkerState.BOUND and executor is not None:
                 where = executor.data_address, executor.host_key
                 bound.append(BoundExecutor(host.index, executor.peer, worker.worker, worker.name, *where))
         return tuple(bound)
@@ -468,10 +514,10 @@ class Membership:
                 self._try_again(worker, finding is not None and finding.had_served, now_ns, out)
             return [*findings, *self._fill_hosts(out)]
         num_usable = self._num_expected - sum(w.state is WorkerState.LOST for w in self._workers.values())
-        if num_usable < self._topology.num_hosts:
+        if num_usable < self._num_present:
             last = workers[-1].failure
             assert last is not None
-            reason = f"{num_usable} workers remain for {self._topology.num_hosts} hosts: {last.message}"
+            reason = f"{num_usable} workers remain for {self._num_present} hosts: {last.message}"
             out.append(Announce("failed", {"reason": reason}))
             return []
         return self._bind_when_complete(out)

@@ -102,6 +102,8 @@ def _device_state(membership: Membership, in_flight: list[int], host: HostIndex)
         return "starting"
     if membership.is_joining(host):
         return "joining"
+    if membership.is_absent(host):
+        return "absent"
     if membership.executor_peer(host) is None:
         return "lost"
     return "running" if in_flight[host] else "idle"

@@ -102,15 +102,15 @@ class Host:
     """A virtual host. Its index never changes; who stands behind it does.
 
     Attributes:
-        worker: who stands behind it, is about to, or did so last.
+        worker: who stands behind it, is about to, or did so last; None for a host of an absent slice until then.
         failure: why nobody serves for it; None while ``worker`` does. What was there before it was set is lost.
         is_joining: ``worker`` is about to serve: it becomes a member of its slice's world.
-        loss: the record of the latest loss.
+        loss: the record of the latest loss; None as long as there was none.
     """
 
     __slots__ = ("failure", "index", "is_joining", "loss", "worker")
 
-    def __init__(self, index: HostIndex, worker: Worker) -> None:
+    def __init__(self, index: HostIndex, worker: Worker | None) -> None:
         self.index = index
         self.worker = worker
         self.failure: Status | None = None

@@ -70,8 +70,10 @@ class World:
 class Worlds:
     """Methods append to ``out``; those that may settle worlds return the worlds they settled."""
 
-    def __init__(self, topology: Topology, membership: Membership) -> None:
+    def __init__(self, topology: Topology, membership: Membership, num_absent_slices: int = 0) -> None:
         self._topology = topology
+        #: The slices that there are from the start.
+        self._present = range(topology.num_slices - num_absent_slices)
         self._membership = membership
         self._worlds: dict[WorldId, World] = {}
         #: The newest world per set of slices, over or not.
@@ -85,12 +87,12 @@ class Worlds:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worlds of all single slices were formed: sessions may begin."""
+        """Whether the worlds of all slices that are not absent were formed: sessions may begin."""
         return self._has_announced_ready
 
     def start(self, out: list[Instruction]) -> None:
         """Begin with the worlds of the single slices; their services start while workers do."""
-        for slice_index in range(self._topology.num_slices):
+        for slice_index in self._present:
             self._begin((slice_index,), out)
 
     def for_program(self, slices: tuple[int, ...], hosts: tuple[HostIndex, ...], out: list[Instruction]) -> World:
@@ -219,9 +221,9 @@ class Worlds:
 
     def _begin_slice(self, slice_index: int, out: list[Instruction]) -> None:
         hosts = self._topology.hosts_of_slice(slice_index)
-        world = self._by_slices[(slice_index,)]
+        world = self._by_slices.get((slice_index,))
         is_complete = all(not self._membership.failure_of(host) or self._membership.is_joining(host) for host in hosts)
-        if world.is_over and is_complete:
+        if (world is None or world.is_over) and is_complete:
             self._begin((slice_index,), out)
 
     def _fail(self, world: World, failure: Status, out: list[Instruction]) -> list[World]:
@@ -253,8 +255,8 @@ class Worlds:
             world.address = ""
 
     def _announce_ready(self, out: list[Instruction]) -> None:
-        slices = range(self._topology.num_slices)
-        if self._has_announced_ready or any(self._by_slices[(s,)].state is not WorldState.FORMED for s in slices):
+        formed = (self._by_slices[(slice_index,)].state is WorldState.FORMED for slice_index in self._present)
+        if self._has_announced_ready or not all(formed):
             return
         self._has_announced_ready = True
         out.append(Announce("ready", {}))
