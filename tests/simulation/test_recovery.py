@@ -54,6 +54,11 @@ def test_everything_works_again_while_workers_are_lent_and_taken_back():
     assert total["losses"] >= total["recoveries"] > 10
 
 
+def test_slices_that_are_absent_at_first_work_in_the_end():
+    total = play_all(Shape(3, 2, num_spares=1, relay_fanout=2, num_faults=8, num_lent=2, num_absent_slices=1), range(8))
+    assert total["losses"] >= total["recoveries"] > 10 and total["values"] > 300, total
+
+
 def test_256_hosts():
     total = play_all(Shape(16, 16, num_spares=4, relay_fanout=64, num_faults=10, check_every=5_000), (1, 2))
     assert total["faults"] == 20 and total["recoveries"] > 0

@@ -98,6 +98,7 @@ class SimulatedCluster:
         devices_per_host: int = 1,
         *,
         num_spares: int = 0,
+        num_absent_slices: int = 0,
         reordering: Sequence[HostIndex] = (),
         check_every: int = 50,
         max_launches_in_flight: int = 24,
@@ -116,6 +117,7 @@ class SimulatedCluster:
             heartbeat_timeout_ns,
             max_launches_in_flight=max_launches_in_flight,
             relay_fanout=relay_fanout,
+            num_absent_slices=num_absent_slices,
         )
         self.controller = Process("controller", "controller")
         self.observe = observe
@@ -142,7 +144,7 @@ class SimulatedCluster:
         self._news_of_peers: dict[PeerId, list[Callable[[SimulatedExecutor], None]]] = {}
         self._is_ready = False
         self.tell(ev.Started(0, 0.0))
-        for worker in range(self.topology.num_hosts + num_spares):
+        for worker in range((num_slices - num_absent_slices) * hosts_per_slice + num_spares):
             self.start_supervisor(WorkerId(worker))
             # One after the other, so that it is the first of a group that becomes its relay.
             self.clock.run(self.clock.now_ns + LONGEST_DELAY_NS)

@@ -73,6 +73,10 @@ class Faults:
         self._cuts = []
         self._down = set()
 
+    def add_worker(self, worker: WorkerId) -> None:
+        """One more that may be struck, and is revived."""
+        self._everybody += (worker,)
+
     def revive(self) -> None:
         """Supervisors that have ended begin again, as whatever started them sees to it."""
         for worker in self._everybody:

@@ -25,6 +25,7 @@ class Shape(msgspec.Struct, frozen=True):
     """How large a cluster is, and how much happens in it.
 
     Attributes:
+        num_absent_slices: of ``num_slices``: workers for them come while there are faults, and stay.
         num_lent: workers that come while there are faults, and are taken back before these end.
         faulty_ns: how long there may be faults.
         check_every: see SimulatedCluster.
@@ -37,6 +38,7 @@ class Shape(msgspec.Struct, frozen=True):
     num_faults: int
     num_clients: int = 3
     num_lent: int = 0
+    num_absent_slices: int = 0
     faulty_ns: int = 12 * _SECOND_NS
     check_every: int = 50
 
@@ -82,6 +84,7 @@ def play(seed: int, shape: Shape) -> Played:
             shape.num_slices,
             shape.hosts_per_slice,
             num_spares=shape.num_spares,
+            num_absent_slices=shape.num_absent_slices,
             check_every=shape.check_every,
             relay_fanout=shape.relay_fanout,
             heartbeat_timeout_ns=_HEARTBEAT_TIMEOUT_NS,
@@ -126,8 +129,10 @@ class _Run:
         # One client comes while there are faults, and one goes.
         clock.call_at(self._some_time(end_ns), lambda: self._add_program(self._meshes))
         clock.call_at(self._some_time(end_ns), self._programs[-1].detach)
-        for number in range(self._shape.num_lent):
-            self._lend(WorkerId(self._shape.num_hosts + self._shape.num_spares + number), end_ns)
+        num_staying = self._shape.num_absent_slices * self._shape.hosts_per_slice
+        first = self._shape.num_hosts - num_staying + self._shape.num_spares
+        for number in range(num_staying + self._shape.num_lent):
+            self._lend(WorkerId(first + number), end_ns, stays=number < num_staying)
         clock.run(end_ns)
         self._faults.mend()
         self._wait_until_mended()
@@ -143,10 +148,17 @@ class _Run:
         self._check_at_rest(alive)
         return self._played()
 
-    def _lend(self, worker: WorkerId, end_ns: int) -> None:
+    def _lend(self, worker: WorkerId, end_ns: int, *, stays: bool) -> None:
         come_ns, go_ns = sorted((self._some_time(end_ns), self._some_time(end_ns)))
-        self._cluster.clock.call_at(come_ns, lambda: self._cluster.start_supervisor(worker, "job 77"))
-        self._cluster.clock.call_at(go_ns + 1, lambda: self._cluster.take_back(worker))
+
+        def come() -> None:
+            self._cluster.start_supervisor(worker, "job 77")
+            if stays:
+                self._faults.add_worker(worker)
+
+        self._cluster.clock.call_at(come_ns, come)
+        if not stays:
+            self._cluster.clock.call_at(go_ns + 1, lambda: self._cluster.take_back(worker))
 
     def _some_time(self, end_ns: int) -> int:
         return self._rng.randrange(self._cluster.clock.now_ns, end_ns)
@@ -187,6 +199,7 @@ class _Run:
         """Only who uses a slice that lost a host was answered with a loss."""
         topology = self._cluster.topology
         lost_slices = {topology.slice_of_host(host) for host in self._cluster.lost_hosts}
+        lost_slices.update(range(topology.num_slices - self._shape.num_absent_slices, topology.num_slices))
         for program in programs:
             used = set().union(*(topology.slices_of(mesh) for mesh in program.meshes))
             failures = program.client.failures
