@@ -17,8 +17,9 @@ from pathways_runtime.testing.simulated_faults import Faults
 _SECOND_NS = 1_000_000_000
 _HEARTBEAT_TIMEOUT_NS = 3 * _SECOND_NS
 _TICK_NS = _HEARTBEAT_TIMEOUT_NS // 10
-#: How long it may take, after the last fault, until all hosts are there again.
-_LONGEST_MENDING_NS = 60 * _SECOND_NS
+#: How long it may take, after the last fault, until all hosts are there again. An executor whose registration was lost
+#: with its relay is given up after two minutes.
+_LONGEST_MENDING_NS = 180 * _SECOND_NS
 
 
 class Shape(msgspec.Struct, frozen=True):

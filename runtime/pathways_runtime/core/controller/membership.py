@@ -408,7 +408,7 @@ class Membership:
     def _bind_when_complete(self, out: list[Instruction]) -> list[Finding]:
         """Bind once all workers that can still come are ready: by worker id, so that hosts stand in Slurm's order."""
         # Every executor that lives is READY before that; where they are too few, nobody needs to be counted.
-        if self.is_bound or len(self._by_executor) < self._topology.num_hosts:
+        if self.is_bound or len(self._by_executor) < self._num_present:
             return []
         num_lost = sum(worker.state in (WorkerState.LOST, WorkerState.CLOSING) for worker in self._workers.values())
         ready = [worker for worker in self.workers() if worker.state is WorkerState.READY]
