@@ -133,7 +133,7 @@ class Credits:
             self._settle()
         if len(self._uncarried) < len(self._groups.all):
             self._add_groups()
-        return int(self._carried[host]) + sum(self._uncarried[g.number] for g in self._groups.of_host(host))
+        return int(self._carried[host]) + sum(self._uncarried[g.number] for g in self._groups.launching_on(host))
 
     def in_flight_everywhere(self) -> np.ndarray:
         """``in_flight`` of each host."""

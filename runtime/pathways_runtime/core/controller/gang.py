@@ -195,6 +195,8 @@ class Order:
             raise ProtocolViolation(f"operation {submission.op_id} comes after operation {state.last_op_id}")
         state.last_op_id = submission.op_id
         state.num_submitted += 1
+        if submission.is_launch and not group.overlapping:
+            self._groups.let_launch(group)
         if not (
             state.held
             or submission.after_transfers

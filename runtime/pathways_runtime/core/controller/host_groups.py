@@ -15,7 +15,8 @@ class HostGroup:
     Attributes:
         number: dense from 0 in the order of first use; shells index what they keep per group by it.
         hosts: ascending, without repeats.
-        overlapping: numbers of the groups that share a host with this one, itself included; grows as groups appear.
+        overlapping: numbers of the groups that launches go to and that share a host with this one, itself included;
+            grows as such groups appear. Empty until launches go to it: see ``HostGroups.let_launch``.
         missing: hosts of it that are lost or about to be declared lost; empty in good times.
     """
 
@@ -24,7 +25,7 @@ class HostGroup:
     def __init__(self, number: int, hosts: tuple[HostIndex, ...]) -> None:
         self.number = number
         self.hosts = hosts
-        self.overlapping: list[int] = [number]
+        self.overlapping: list[int] = []
         self.missing: tuple[HostIndex, ...] = ()
 
     def __contains__(self, host: HostIndex) -> bool:
@@ -58,6 +59,9 @@ class HostGroups:
         self._by_hosts: dict[tuple[HostIndex, ...], HostGroup] = {}
         self.num_hosts = num_hosts
         self._of_host: list[list[HostGroup]] = [[] for _ in range(num_hosts)]
+        #: Those of them that launches go to. They compete for the credit of their hosts; what is fetched, awaited or
+        #: deleted may name any set of hosts, and as many as there are hosts.
+        self._launching_on: list[list[HostGroup]] = [[] for _ in range(num_hosts)]
         self._missing: set[HostIndex] = set()
         self.all: list[HostGroup] = []
 
@@ -70,9 +74,19 @@ class HostGroups:
         group = self._by_hosts.get(hosts)
         return group if group is not None else self._add(hosts)
 
-    def of_host(self, host: HostIndex) -> Sequence[HostGroup]:
-        """The groups that a host is in."""
-        return self._of_host[host]
+    def let_launch(self, group: HostGroup) -> None:
+        """Launches go to a group from now on; called once."""
+        neighbours = {other.number: other for host in group.hosts for other in self._launching_on[host]}
+        group.overlapping.append(group.number)
+        for number in sorted(neighbours):
+            group.overlapping.append(number)
+            neighbours[number].overlapping.append(group.number)
+        for host in group.hosts:
+            self._launching_on[host].append(group)
+
+    def launching_on(self, host: HostIndex) -> Sequence[HostGroup]:
+        """The groups that a host is in and that launches go to."""
+        return self._launching_on[host]
 
     def mark_missing(self, host: HostIndex) -> None:
         """A host is lost, or about to be declared lost."""
@@ -100,10 +114,6 @@ class HostGroups:
             raise ValueError(f"hosts {hosts} are not all among the {len(self._of_host)} that exist")
         group = HostGroup(len(self.all), hosts)
         group.missing = tuple(host for host in hosts if host in self._missing)
-        neighbours = {other.number: other for host in hosts for other in self._of_host[host]}
-        for number in sorted(neighbours):
-            group.overlapping.append(number)
-            neighbours[number].overlapping.append(group.number)
         for host in hosts:
             self._of_host[host].append(group)
         self.all.append(group)
