@@ -51,8 +51,9 @@ class Snapshots:
 
     Attributes:
         every_steps: how often one is begun. One that is due while another is under way is begun after that.
-        replicas: on how many slices each is kept, as far as there are so many. A slice holds the whole state, so any
-            slice may be lost with 2, any two with 3.
+        replicas: in how many places each is kept. A slice holds the whole state, and replicas are on so many slices:
+            any slice may be lost with 2, any two with 3. Where fewer slices take part, the next hosts of a slice hold
+            what each of its hosts holds: any host may be lost with 2.
         keep: how many complete ones are kept. While another is under way, slices hold up to ``keep + 1``.
     """
 

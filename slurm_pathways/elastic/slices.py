@@ -72,6 +72,29 @@ class Slices:
             self._meshes[chosen] = jax.sharding.Mesh(devices.reshape(shape), (SLICE_AXIS, *self._axes))
         return self._meshes[chosen]
 
+    @property
+    def hosts_per_slice(self) -> int:
+        """How many hosts the devices of a slice are on."""
+        return len({_host_of(device) for device in next(iter(self._devices.values()))})
+
+    def mesh_of_neighbours(self, index: int, distance: int) -> Any:
+        """The mesh of one slice with each device replaced by one ``distance`` hosts further, around the slice."""
+        import jax
+        import numpy as np
+
+        mesh = self.mesh((index,))
+        by_host: dict[int, list[Any]] = {}
+        for device in mesh.devices.flat:
+            by_host.setdefault(_host_of(device), []).append(device)
+        hosts = sorted(by_host)
+        neighbour = {
+            device: by_host[hosts[(place + distance) % len(hosts)]][number]
+            for place, host in enumerate(hosts)
+            for number, device in enumerate(by_host[host])
+        }
+        devices = np.array([neighbour[device] for device in mesh.devices.flat], dtype=object)
+        return jax.sharding.Mesh(devices.reshape(mesh.devices.shape), mesh.axis_names)
+
     def live(self, among: Iterable[int]) -> frozenset[int]:
         """The slices whose devices compute together, tried by a program on each, all at once.
 
@@ -122,6 +145,11 @@ class Slices:
                 f"the sum of {self._size * num_slices} ones over {num_slices} slices is {total}: they cannot be trusted"
             )
         return None
+
+
+def _host_of(device: Any) -> int:
+    # The runtime's devices say which host they are on; the process that drives them is the client's.
+    return int(device.virtual_task_index)
 
 
 @functools.cache

@@ -25,10 +25,11 @@ class HostSnapshots:
 
     def __init__(self, settings: Snapshots, slices: Slices) -> None:
         self._slices = slices
+        self._replicas = settings.replicas
         self._changed = threading.Condition()
         self._ledger = Ledger(settings.replicas, settings.keep)
-        #: By snapshot and slice: the leaves' copies, and by snapshot what the state was like.
-        self._copies: dict[tuple[int, int], list[Any]] = {}
+        #: By snapshot and slice: the copies, and by snapshot what the state was like.
+        self._copies: dict[tuple[int, int], SliceCopy] = {}
         self._forms: dict[int, _Form] = {}
         self._failure: Exception | None = None
         self._under_way: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
@@ -60,9 +61,11 @@ class HostSnapshots:
                 return False
             snapshot = self._ledger.begin(step, live)
             self._forms[snapshot.number] = form
+        # What is missing for want of slices, neighbours hold.
+        num_neighbours = min(self._replicas - len(snapshot.copies), self._slices.hosts_per_slice - 1)
         for place in list(snapshot.copies):
             try:
-                copies = jax.device_put(form.arrays, form.shardings_on(self._slices.mesh((place,))))
+                copies = SliceCopy(form, self._slices, place, num_neighbours)
             except jax.errors.JaxRuntimeError as error:
                 if loss_of(error) is None:
                     raise
@@ -71,6 +74,7 @@ class HostSnapshots:
                 with self._changed:
                     self._copies[snapshot.number, place] = copies
                 self._under_way.put((snapshot.number, place))
+            num_neighbours = 0
         form.arrays = []
         return True
 
@@ -97,27 +101,18 @@ class HostSnapshots:
                 snapshot, place = usable[0]
                 copies, form = self._copies[snapshot.number, place], self._forms[snapshot.number]
             try:
-                arrays = jax.device_put(copies, form.shardings_of(mesh))
+                arrays = jax.device_put(copies.arrays(), form.shardings_of(mesh))
                 jax.block_until_ready(arrays)
             except jax.errors.JaxRuntimeError as error:
                 if loss_of(error) is None:
                     raise
-                if not self._is_readable(copies):
+                if not copies.mend():
                     self._settle(snapshot.number, place, is_complete=False)
                     continue
-                raise  # the copy is there; it is the target that is lost
+                if not copies.has_changed:
+                    raise  # the copy is there; it is the target that is lost
+                continue
             return snapshot.step, form.with_arrays(arrays)
-
-    def _is_readable(self, copies: list[Any]) -> bool:
-        import jax
-
-        try:
-            jax.block_until_ready(jax.device_put(copies, [copy.sharding.with_memory_kind("device") for copy in copies]))
-        except jax.errors.JaxRuntimeError as error:
-            if loss_of(error) is None:
-                raise
-            return False
-        return True
 
     def _follow(self) -> None:
         import jax
@@ -126,8 +121,8 @@ class HostSnapshots:
             is_complete = True
             try:
                 with self._changed:
-                    arrays = self._copies[copy]
-                jax.block_until_ready(arrays)
+                    pieces = self._copies[copy].pieces()
+                jax.block_until_ready(pieces)
             except Exception as error:
                 is_complete = False
                 if loss_of(error) is None:
@@ -148,6 +143,101 @@ class HostSnapshots:
             self._changed.notify_all()
 
 
+class SliceCopy:
+    """A copy of a state in the memory of one slice's hosts; with neighbours, of each shard on the next hosts, too.
+
+    A host that is lost takes its shards with it, and an array that misses a shard is lost as a whole. So with
+    neighbours the copy is kept as arrays of one device each.
+
+    Raises:
+        jax.errors.JaxRuntimeError: a loss.
+    """
+
+    def __init__(self, form: "_Form", slices: Slices, place: int, num_neighbours: int) -> None:
+        import jax
+
+        self._shardings = form.shardings_on(slices.mesh((place,)))
+        self._shapes = form.shapes
+        #: Whether the latest ``mend`` has found other shards to read.
+        self.has_changed = False
+        whole = jax.device_put(form.arrays, self._shardings)
+        self._whole: list[Any] | None = whole
+        #: By array and place on the slice: the shard and its copies. Which of them is read, by place.
+        self._shards: list[list[list[Any]]] = []
+        self._chosen: list[int] = []
+        if num_neighbours:
+            copies = [whole]
+            for distance in range(1, num_neighbours + 1):
+                mesh = slices.mesh_of_neighbours(place, distance)
+                copies.append(jax.device_put(whole, form.shardings_on(mesh)))
+            pieces = [[_by_place(array) for array in copy] for copy in copies]
+            self._shards = [[list(piece) for piece in zip(*leaf, strict=True)] for leaf in zip(*pieces, strict=True)]
+            self._chosen = [0] * len(slices.mesh((place,)).devices.flat)
+            self._whole = None
+
+    def pieces(self) -> list[Any]:
+        """All that must be there for the copy to be complete."""
+        if self._whole is not None:
+            return self._whole
+        return [copy for leaf in self._shards for shard in leaf for copy in shard]
+
+    def arrays(self) -> list[Any]:
+        """The copy, of shards that were readable at the latest ``mend``."""
+        import jax
+
+        if self._whole is not None:
+            return self._whole
+        arrays = []
+        for leaf, shape, sharding in zip(self._shards, self._shapes, self._shardings, strict=True):
+            here = [
+                shard[chosen] if chosen == 0 else jax.device_put(shard[chosen], _on_one(device, sharding.memory_kind))
+                for shard, chosen, device in zip(leaf, self._chosen, sharding.mesh.devices.flat, strict=True)
+            ]
+            arrays.append(jax.make_array_from_single_device_arrays(shape, sharding, here))
+        return arrays
+
+    def mend(self) -> bool:
+        """Look which shards can be read, and read those from now on; False: one cannot be read from anywhere."""
+        if self._whole is not None:
+            self.has_changed = False
+            return _are_readable(self._whole)
+        found = []
+        for place in range(len(self._chosen)):
+            copies = zip(*(leaf[place] for leaf in self._shards), strict=True)
+            readable = (number for number, shards in enumerate(copies) if _are_readable(list(shards)))
+            if (first := next(readable, None)) is None:
+                return False
+            found.append(first)
+        self.has_changed = found != self._chosen
+        self._chosen = found
+        return True
+
+
+def _by_place(array: Any) -> list[Any]:
+    """An array's shards in the order of its mesh."""
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    return [shards[device] for device in array.sharding.mesh.devices.flat]
+
+
+def _are_readable(arrays: list[Any]) -> bool:
+    """Whether arrays in host memory are there, by reading them."""
+    import jax
+
+    try:
+        jax.block_until_ready(jax.device_put(arrays, [array.sharding.with_memory_kind("device") for array in arrays]))
+    except jax.errors.JaxRuntimeError as error:
+        if loss_of(error) is None:
+            raise
+        return False
+    return True
+
+
+def _on_one(device: Any, memory_kind: str) -> Any:
+    import jax
+
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
 class _Form:
     """A state taken apart: its arrays, how they are partitioned over a mesh, and the rest.
 
@@ -163,7 +253,7 @@ class _Form:
         self._is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
         self.arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         self._specs = specs_of(self.arrays)
-        self._shapes = [array.shape for array in self.arrays]
+        self.shapes = [array.shape for array in self.arrays]
 
     def shardings_of(self, mesh: Any) -> list[Any]:
         """Of the arrays on a mesh that training uses."""
@@ -175,7 +265,7 @@ class _Form:
         """Of a copy on one slice."""
         import jax
 
-        spreads = [spread(shape, spec, dict(mesh.shape)) for shape, spec in zip(self._shapes, self._specs, strict=True)]
+        spreads = [spread(shape, spec, dict(mesh.shape)) for shape, spec in zip(self.shapes, self._specs, strict=True)]
         return [
             jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts), memory_kind=_MEMORY)
             for parts in spreads

@@ -155,7 +155,7 @@ def test_a_client_may_come_before_the_hosts(start_controller):
 @pytest.mark.parametrize(
     "role, version, message, complaint",
     [
-        ("proxy", msg.PROTOCOL_VERSION + 1, None, "protocol version 3; ours is 2"),
+        ("proxy", msg.PROTOCOL_VERSION + 1, None, "protocol version 4; ours is 3"),
         ("cook", msg.PROTOCOL_VERSION, None, "no such role: 'cook'"),
         ("executor", msg.PROTOCOL_VERSION, msg.Detach(1), "a executor must not send Detach"),
         ("proxy", msg.PROTOCOL_VERSION, msg.Detach(1), "this proxy has no session 1"),

@@ -196,6 +196,32 @@ def test_without_a_spare_the_same_worker_comes_back(without_spare: Client, part:
     assert (failure["name"], failure["served_again_by"]) == ("host-1", "host-1")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_what_is_in_host_memory_outlives_the_executor(client: Client, number: signal.Signals) -> None:
+    """There is a spare, but the memory is where it is."""
+    assert client.ask("keep") == {"kept": 3}
+    os.kill(client.pids()["executor"], number)
+    failure_text = client.ask("until_lost")["failure"]
+    assert re.match(LOST, failure_text)
+    client.check_recovered(failure_text)
+    (failure,) = [one for one in client.status()["failures"][-1:] if one["host"] == HOST]
+    assert failure["served_again_by"] == failure["name"]
+    doubled = [2.0 * number for number in range(8)]
+    assert client.ask("read_kept") == {
+        "values": [doubled, [3.0 * number for number in range(8)], doubled[4:]],
+        "step": [value + 56.0 for value in doubled],
+    }
+    # Nothing is held when nobody has it any more. jaxlib lets go of what it used in place when it is called next.
+    client.ask("let_go")
+    until(lambda: _held_bytes(client) == 0, lambda: f"{_held_bytes(client)} bytes are held", 30.0, 0.05)
+
+
+def _held_bytes(client: Client) -> int:
+    """In memory that outlives executors, of all hosts."""
+    client.ask("until_served")
+    return sum(worker["retained"]["in_use"] for worker in client.status()["workers"] if "retained" in worker)
+
+
 def test_who_waits_in_a_collective_for_a_stopped_host_is_freed(client: Client) -> None:
     executor = client.pids()["executor"]
     os.kill(executor, signal.SIGSTOP)

@@ -82,13 +82,21 @@ class Gathering:
         self._on_done(self._report)
 
 
+#: Of an executor's report, what is told of its worker.
+_OF_WORKER = ("arrays", "bytes", "bytes_moved", "usage", "python", "retained")
+
+
 def _add_executor(report: Report, host: HostIndex, answer: Report) -> None:
     for way, num_bytes in answer.get("bytes_moved", {}).items():
         report["bytes_moved"][way] = report["bytes_moved"].get(way, 0) + num_bytes
     for worker in report["workers"]:
         if worker["host"] == host:
             worker.update(
-                {key: answer[key] for key in ("arrays", "bytes", "bytes_moved", "usage", "python") if key in answer}
+                {
+                    key: answer[key]
+                    for key in ("arrays", "bytes", "bytes_moved", "usage", "python", "retained")
+                    if key in answer
+                }
             )
     report["transfers"] += _with(answer.get("transfers", []), host=host)
     report["waiting"] += _with(answer.get("waiting", []), host=host)

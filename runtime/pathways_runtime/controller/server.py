@@ -107,6 +107,7 @@ class Controller:
             ("supervisor", msg.ChildClosed): self._read_child_closed,
             ("supervisor", msg.RelayBacklog): self._read_relay_backlog,
             ("executor", msg.RegisterExecutor): self._read_register_executor,
+            ("executor", msg.RetainsMemory): self._read_retains_memory,
             ("executor", msg.Acknowledge): self._read_acknowledge,
             ("executor", msg.WorldFormed): self._read_world_formed,
             ("executor", msg.WorldLeft): self._read_world_left,
@@ -139,6 +140,7 @@ class Controller:
             ins.AcceptSession: self._perform_accept_session,
             ins.OpenSession: self._perform_open_session,
             ins.CloseSession: self._perform_close_session,
+            ins.DropRetained: self._perform_drop_retained,
             ins.EndSession: self._perform_end_session,
             ins.Announce: self._perform_announce,
         }
@@ -437,8 +439,13 @@ class Controller:
                 time.monotonic_ns(),
                 channel.connection.relay if isinstance(channel, RelayedChannel) else None,
                 channel.child if isinstance(channel, RelayedChannel) else 0,
+                message.retained_host,
+                message.retained,
             )
         )
+
+    def _read_retains_memory(self, peer: Peer, message: msg.RetainsMemory) -> None:
+        self._handle(ev.MemoryRetained(peer.peer, message.is_used))
 
     def _read_acknowledge(self, peer: Peer, message: msg.Acknowledge) -> None:
         self._handle(ev.Acknowledged(peer.peer, message.launches_completed, message.transfers_started))
@@ -550,8 +557,9 @@ class Controller:
 
     def _perform_change_host(self, instruction: ins.ChangeHost) -> None:
         state = msg.HostState(instruction.host, instruction.worker, instruction.name, instruction.failure)
+        message = msg.HostChanged(state, instruction.change, instruction.may_return, instruction.retained)
         for proxy in self._peers.proxies():
-            proxy.channel.send(msg.HostChanged(state, instruction.change))
+            proxy.channel.send(message)
 
     def _perform_start_coordination(self, instruction: ins.StartCoordination) -> None:
         # Not from within: a failure to start is an event, and the core is still being handled.
@@ -606,6 +614,9 @@ class Controller:
     def _perform_open_session(self, instruction: ins.OpenSession) -> None:
         message = msg.OpenSession(instruction.session, instruction.links_address, instruction.change)
         self._peers.send_to_all(instruction.peers, message)
+
+    def _perform_drop_retained(self, instruction: ins.DropRetained) -> None:
+        self._peers.send_to_all(instruction.peers, msg.DropRetained())
 
     def _perform_close_session(self, instruction: ins.CloseSession) -> None:
         self._dispatched.pop(instruction.session, None)

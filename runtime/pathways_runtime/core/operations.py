@@ -16,6 +16,9 @@ from pathways_runtime.core.sharding import Box, Shape
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.stored import StoredArray
 
+#: Memories of hosts: what operations copy there outlives executors. ``None`` and all others are a device's.
+HOST_MEMORY_KINDS = frozenset({"pinned_host", "unpinned_host"})
+
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Run a loaded executable on its devices: one execution of a gang.

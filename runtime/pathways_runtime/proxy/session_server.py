@@ -222,8 +222,10 @@ class SessionServer:
                 self._feed(events.OperationFailed(op_id, handles, failure))
             case messages.ReadyOnHosts(wait_id=wait_id, hosts=hosts):
                 self._feed(events.ReadyOnHosts(wait_id, hosts))
-            case messages.HostChanged(state=state):
-                self._feed(events.HostChanged(state.host, state.worker is not None, state.name, state.failure))
+            case messages.HostChanged(state=state, may_return=may_return, retained=retained):
+                mine = next((handles for session, handles in retained if session == self.session_id), ())
+                changed = (state.host, state.worker is not None, state.name, state.failure)
+                self._feed(events.HostChanged(*changed, may_return, mine))
             case messages.SessionEnded(failure=failure):
                 self.end(failure or Status(Code.ABORTED, "the controller ended the session"))
             case _:

@@ -91,23 +91,25 @@ class Driver:
         return out + followed
 
     def register_executor(self, worker: int, epoch: int = 1, num_devices: int | None = None) -> list[ins.Instruction]:
+        return self.send(self.executor(worker, epoch, num_devices))
+
+    def executor(self, worker: int, epoch: int = 1, num_devices: int | None = None) -> ev.ExecutorRegistered:
+        """What an executor says of itself."""
         relay, child = self.places.get(worker, (None, 0))
-        return self.send(
-            ev.ExecutorRegistered(
-                PeerId(1000 + worker + 100_000 * (epoch - 1)),
-                WorkerId(worker),
-                epoch,
-                6000 + worker,
-                f"unix:/data-{worker}",
-                "machine",
-                self.topology.platform,
-                "version 1",
-                "cpu",
-                self.topology.devices_per_host if num_devices is None else num_devices,
-                self.now_ns,
-                relay,
-                child,
-            )
+        return ev.ExecutorRegistered(
+            PeerId(1000 + worker + 100_000 * (epoch - 1)),
+            WorkerId(worker),
+            epoch,
+            6000 + worker,
+            f"unix:/data-{worker}",
+            "machine",
+            self.topology.platform,
+            "version 1",
+            "cpu",
+            self.topology.devices_per_host if num_devices is None else num_devices,
+            self.now_ns,
+            relay,
+            child,
         )
 
     def start(self) -> "Driver":

@@ -126,6 +126,17 @@ class SessionDriver:
         self.workers.lose(host, cause)
         self.feed(events.HostChanged(host, False, f"host-{host}", cause))
 
+    def lose_executor(self, host: HostIndex, cause: Status) -> None:
+        """The same, but what is in the host's memory may return."""
+        self.workers.lose(host, cause, keeps_host_memory=True)
+        self.feed(events.HostChanged(host, False, f"host-{host}", cause, may_return=True))
+
+    def return_host(self, host: HostIndex, retained: tuple[Handle, ...]) -> None:
+        """The next executor is there, with these arrays."""
+        self.workers.lost_hosts.discard(host)
+        self.workers.forget_but(host, retained)
+        self.feed(events.HostChanged(host, True, f"host-{host}", None, retained=retained))
+
     def bind_host(self, host: HostIndex) -> None:
         """A replacement stands behind a lost host."""
         self.workers.lost_hosts.discard(host)

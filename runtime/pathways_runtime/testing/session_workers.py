@@ -11,6 +11,7 @@ import numpy as np
 
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, WaitId
 from pathways_runtime.core.operations import (
+    HOST_MEMORY_KINDS,
     Alias,
     Await,
     CallFunction,
@@ -142,6 +143,8 @@ class Workers:
         self.reports: list[tuple[OpId, tuple[Handle, ...], Status]] = []
         self.fetches: set[tuple[WaitId, HostIndex]] = set()
         self.lost_hosts: set[HostIndex] = set()
+        #: Lost hosts whose memory is still there, and why they are lost.
+        self._kept_behind: dict[HostIndex, Status] = {}
         self._transfers_started: set[OpId] = set()
         # Operations that wait and have lost hosts, with the hosts; and who holds something of an array.
         self._hit: dict[OpId, tuple[Status, set[HostIndex]]] = {}
@@ -168,17 +171,39 @@ class Workers:
         assert key not in self.host_buffers
         self.host_buffers[key] = sent
 
-    def lose(self, host: HostIndex, loss: Status) -> None:
+    def lose(self, host: HostIndex, loss: Status, *, keeps_host_memory: bool = False) -> None:
         """A host goes with all that it holds; operations that wait for their turn lose its part."""
         self.lost_hosts.add(host)
+        if keeps_host_memory:
+            self._kept_behind[host] = loss
         for submit in self.waiting:
             if host in submit.hosts:
                 self._hit.setdefault(submit.operation.op_id, (loss, set()))[1].add(host)
         for handle, holders in self._holders.items():
             if host in holders:
+                array = self.arrays.get(handle)
+                if keeps_host_memory and array is not None and array.memory_kind in HOST_MEMORY_KINDS:
+                    continue
                 holders.discard(host)
                 if self.arrays.pop(handle, None) is not None:
                     self.failures[handle] = loss
+
+    def forget_but(self, host: HostIndex, retained: tuple[Handle, ...]) -> None:
+        """A host is there again and has only these arrays."""
+        for handle, holders in self._holders.items():
+            if host in holders and handle not in retained:
+                holders.discard(host)
+                if self.arrays.pop(handle, None) is not None:
+                    self.failures[handle] = self._kept_behind[host]
+        del self._kept_behind[host]
+
+    def in_host_memory(self, host: HostIndex) -> tuple[Handle, ...]:
+        """The arrays whose shards on a host are in its memory."""
+        return tuple(
+            handle
+            for handle, array in self.arrays.items()
+            if array.memory_kind in HOST_MEMORY_KINDS and host in self._holders[handle]
+        )
 
     def held(self) -> set[Handle]:
         """Arrays of which a host holds something, if only a failure."""
@@ -266,12 +291,12 @@ class Workers:
             case Delete(handles=handles):
                 assert submit.consumes == handles
                 for handle in handles:
-                    if handle in self.arrays:
-                        del self.arrays[handle]
-                    elif handle in self.failures:
-                        del self.failures[handle]
-                    else:
+                    if handle not in self.arrays and handle not in self.failures:
                         raise UseAfterFree(f"array {handle} is deleted but not there")
+                    self._holders[handle].difference_update(submit.hosts)
+                    if not self._holders[handle]:
+                        self.arrays.pop(handle, None)
+                        self.failures.pop(handle, None)
             case Await(wait_id=wait_id, handles=handles):
                 for handle in handles:
                     self._check_there(handle)

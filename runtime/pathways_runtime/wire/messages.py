@@ -11,10 +11,10 @@ but for ToChildren and FromChild, whose payload is the header of a frame that a 
                                 as a relay: RelayListening, FromChild, ChildClosed, ChildrenAcknowledge, RelayBacklog
     controller  -> supervisor   StartExecutor, StopExecutor, Heartbeat, Shutdown;
                                 to a relay: StartRelay, ToChildren, CloseChild
-    executor    -> controller   RegisterExecutor, Acknowledge, WorldFormed, WorldLeft, Compiled, OperationFailed,
-                                StatusReply, Heartbeat; if a relay is between: ReadyHere
+    executor    -> controller   RegisterExecutor, RetainsMemory, Acknowledge, WorldFormed, WorldLeft, Compiled,
+                                OperationFailed, StatusReply, Heartbeat; if a relay is between: ReadyHere
     controller  -> executor     Bind, PeersLost, PeerReplaced, FormWorld, LeaveWorld, Compile, OpenSession,
-                                CloseSession, Batch, StatusRequest, Shutdown
+                                CloseSession, DropRetained, Batch, StatusRequest, Shutdown
     any client  -> controller   StatusRequest -> StatusReply (the ``status`` command)
 
 Every connection begins with ``Hello`` from the side that connects; a peer of another ``PROTOCOL_VERSION`` is refused
@@ -29,7 +29,7 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, OpId, Seq, Se
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.topology import Topology
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -208,10 +208,17 @@ class ReadyOnHosts(Message, frozen=True, tag="ReadyOnHosts"):
 
 
 class HostChanged(Message, frozen=True, tag="HostChanged"):
-    """What stands behind a virtual host changed; what it held before is lost. ``change`` numbers these, from 1."""
+    """What stands behind a virtual host changed; what it held before is lost. ``change`` numbers these, from 1.
+
+    Attributes:
+        may_return: of a loss: arrays in the host's memory may be there again when its next executor is.
+        retained: of whoever serves now: which are, by session.
+    """
 
     state: HostState
     change: int
+    may_return: bool = False
+    retained: tuple[tuple[SessionId, tuple[Handle, ...]], ...] = ()
 
 
 class HostChangesSeen(Message, frozen=True, tag="HostChangesSeen"):
@@ -355,7 +362,8 @@ class RegisterExecutor(Message, frozen=True, tag="RegisterExecutor"):
     """An executor is ready for work.
 
     ``data_address`` is where other executors reach its data plane; ``host_key`` equals that of another executor if and
-    only if they can share memory.
+    only if they can share memory. ``retained`` are the arrays that the executor before it has left whole in host
+    memory, by session; ``retained_host`` is the virtual host that it stood behind, None if there are none.
     """
 
     worker: WorkerId
@@ -367,6 +375,15 @@ class RegisterExecutor(Message, frozen=True, tag="RegisterExecutor"):
     platform_version: str
     device_kind: str
     num_devices: int
+    retained_host: HostIndex | None = None
+    retained: tuple[tuple[SessionId, tuple[Handle, ...]], ...] = ()
+
+
+class RetainsMemory(Message, frozen=True, tag="RetainsMemory"):
+    """Whether arrays are in memory of this worker that outlives its executor; sent when that changes."""
+
+    worker: WorkerId
+    is_used: bool
 
 
 class PeerAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -462,6 +479,10 @@ class Compiled(Message, frozen=True, tag="Compiled"):
     failure: Status | None
     from_cache: bool
     took_s: float
+
+
+class DropRetained(Message, frozen=True, tag="DropRetained"):
+    """What an executor before this one has left in host memory, and no session that is open has, nobody needs."""
 
 
 class OpenSession(Message, frozen=True, tag="OpenSession"):
@@ -565,6 +586,7 @@ AnyMessage = (
     | ChildrenAcknowledge
     | RelayBacklog
     | RegisterExecutor
+    | RetainsMemory
     | Bind
     | PeersLost
     | PeerReplaced
@@ -574,6 +596,7 @@ AnyMessage = (
     | WorldLeft
     | Compile
     | Compiled
+    | DropRetained
     | OpenSession
     | CloseSession
     | Batch

@@ -18,6 +18,7 @@ from pathways_runtime.core.operations import FUNCTION_OPTIONS, Operation
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.worker.arrays import Program
 from pathways_runtime.core.worker.events import (
+    ArraysRetained,
     BufferArrived,
     OperationReceived,
     ProgramLoaded,
@@ -40,6 +41,7 @@ from pathways_runtime.wire.messages import (
     CloseSession,
     Compile,
     Compiled,
+    DropRetained,
     FormWorld,
     Heartbeat,
     Hello,
@@ -49,6 +51,7 @@ from pathways_runtime.wire.messages import (
     PeersLost,
     Refused,
     RegisterExecutor,
+    RetainsMemory,
     Shutdown,
     StatusReply,
     StatusRequest,
@@ -65,6 +68,7 @@ from pathways_runtime.worker.dispatch import Dispatcher, LaunchDelay
 from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.report import report_of
+from pathways_runtime.worker.retained.arrays import RetainedArrays
 from pathways_runtime.worker.threads import Pool
 
 logger = logging.getLogger(__name__)
@@ -92,6 +96,7 @@ class ExecutorConfig(NamedTuple):
         network: for connections between hosts; None: there is one host.
         is_behind_relay: whether it is a relay that speaks for the controller; readiness is then told to it.
         python_log: where functions of colocated Python print to; None is this process's log.
+        retained_fd: the file of ``worker.retained``; None: there is none.
     """
 
     worker: WorkerId
@@ -107,6 +112,7 @@ class ExecutorConfig(NamedTuple):
     is_behind_relay: bool = False
     network: Network | None = None
     python_log: Path | None = None
+    retained_fd: int | None = None
 
 
 class Stopped(Exception):
@@ -131,6 +137,7 @@ class Executor:
         self._handshake = None if config.network is None else config.network.connecting()
         self._acknowledgements = Acknowledgements(config.worker, self._send)
         self._collectives = Collectives(config.platform, config.data_address, self._data_plane.open_tunnel)
+        self._retained = self._retained_arrays(config.retained_fd)
         self._bound: Bind | None = None
         self._core: WorkerCore | None = None
         self._dispatcher: Dispatcher | None = None
@@ -153,6 +160,7 @@ class Executor:
             Compile: self._compile,
             OpenSession: self._open_session,
             CloseSession: self._close_session,
+            DropRetained: self._drop_retained,
             Batch: self._batch,
             StatusRequest: self._status_request,
             Shutdown: self._shutdown,
@@ -167,6 +175,7 @@ class Executor:
         """
         config = self._config
         version, kind = pjrt.describe_platform(config.platform)
+        retained_host, retained = (None, ()) if self._retained is None else self._retained.found()
         self._send(Hello("executor", PROTOCOL_VERSION, os.getpid()))
         self._send(
             RegisterExecutor(
@@ -179,6 +188,8 @@ class Executor:
                 platform_version=version,
                 device_kind=kind,
                 num_devices=config.num_devices,
+                retained_host=retained_host,
+                retained=retained,
             )
         )
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -205,6 +216,8 @@ class Executor:
             self._python.close()
         if self._dispatcher is not None:
             self._dispatcher.close()
+        if self._retained is not None:
+            self._retained.close()
         self._compiling.close()
         self._data_plane.close()
         self._collectives.close()
@@ -218,6 +231,15 @@ class Executor:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
             self._send(Heartbeat(time.monotonic_ns()))
 
+    def _retained_arrays(self, fd: int | None) -> RetainedArrays | None:
+        if fd is None:
+            return None
+        try:
+            return RetainedArrays(fd, lambda is_used: self._send(RetainsMemory(self._config.worker, is_used)))
+        except (OSError, ValueError) as failure:
+            logger.warning("arrays in host memory are lost with this process: its memory cannot be mapped: %s", failure)
+            return None
+
     # Who and where
 
     def _bind(self, message: Bind) -> None:
@@ -227,6 +249,8 @@ class Executor:
             if peer.host != message.host:
                 self._data_plane.connect(peer.host, addresses.without_mark(peer.data_address)[0], peer.host_key)
         if self._bound is None:
+            if self._retained is not None:
+                self._retained.bind(message.host)
             self._collectives.bind(message.host)
             self._core = WorkerCore(message.host, message.topology, self._config.name)
             self._dispatcher = Dispatcher(
@@ -238,6 +262,7 @@ class Executor:
                 self._endings,
                 self._config.delay,
                 self._config.is_behind_relay,
+                self._retained,
             )
             self._python = self._python_processes(message, self._dispatcher)
             self._dispatcher.serve_functions(self._python)
@@ -364,6 +389,10 @@ class Executor:
     def _on_tunnel(self, port: int) -> Callable[[Connection], None]:
         return self._collectives.take_in(port)
 
+    def _drop_retained(self, _: DropRetained) -> None:
+        if self._retained is not None:
+            self._retained.drop_found()
+
     # Programs
 
     def _compile(self, message: Compile) -> None:
@@ -433,6 +462,8 @@ class Executor:
         bound, dispatcher = self._require_bound()
         session = message.session
         dispatcher.feed(SessionOpened(session))
+        if self._retained is not None and (found := self._retained.adopt(session, self._home_world)):
+            dispatcher.feed(ArraysRetained(session, found))
         try:
             sock = addresses.connect(message.links_address, _LINK_CONNECT_TIMEOUT_S, handshake=self._handshake)
             hello = LinkHello(session, bound.host, message.change)

@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from pathways_runtime.core.worker.instructions import (
     BeginTrace,
     CountCall,
     CountLaunch,
+    DropArray,
     EndTrace,
     EnqueueLaunch,
     ExpectPiece,
@@ -42,7 +43,9 @@ from pathways_runtime.core.worker.instructions import (
     LoadArray,
     MakeArray,
     MakeCall,
+    RecordArray,
     Report,
+    RetainArray,
     SendPieces,
     SendValue,
     ShareShards,
@@ -64,7 +67,8 @@ from pathways_runtime.worker.endings import Endings
 from pathways_runtime.worker.links import SessionLink
 from pathways_runtime.worker.profiler import Profiler
 from pathways_runtime.worker.programs import LoadedProgram
-from pathways_runtime.worker.shards import Shards, joined, migrate
+from pathways_runtime.worker.retained.arrays import RetainedArrays
+from pathways_runtime.worker.shards import Retaining, Shards, joined, migrate
 from pathways_runtime.worker.storage import Storage
 from pathways_runtime.worker.strings import Strings, strings_of
 from pathways_runtime.worker.threads import Pool, Sequence
@@ -118,6 +122,7 @@ class Dispatcher:
         endings: explain failures.
         delay: see LaunchDelay.
         is_behind_relay: readiness is told to the relay, which tells of many hosts at once, not over session links.
+        retained: memory that outlives this executor; None: there is none.
     """
 
     def __init__(
@@ -130,6 +135,7 @@ class Dispatcher:
         endings: Endings,
         delay: LaunchDelay | None = None,
         is_behind_relay: bool = False,
+        retained: RetainedArrays | None = None,
     ) -> None:
         self._core = core
         self._lock = threading.Lock()
@@ -152,6 +158,7 @@ class Dispatcher:
         self.transfers = Transfers(data_plane, acknowledgements, self.post, self._take, home, endings)
         self.storage = Storage(core.name, self.post, self._answer_await, home)
         self._profiler = Profiler(core.name)
+        self._retained = retained
         self._python: PythonProcesses | None = None
         self._perform: dict[type[Instruction], Callable[[Any], Instructions | None]] = {
             EnqueueLaunch: self._enqueue_launch,
@@ -166,6 +173,9 @@ class Dispatcher:
             EndTrace: self._end_trace,
             StoreTiles: self.storage.store,
             LoadArray: self.storage.load,
+            RetainArray: self._retain_array,
+            RecordArray: self._record_array,
+            DropArray: self._drop_array,
             AwaitReady: self._await_ready,
             AnswerAwait: self._answer_await,
             SendValue: self._send_value,
@@ -185,6 +195,10 @@ class Dispatcher:
     def python_processes(self) -> list[dict[str, Any]]:
         """What they are doing, for a report."""
         return [] if self._python is None else self._python.report()
+
+    def retained_bytes(self) -> dict[str, int]:
+        """Of memory that outlives this executor, see ``RetainedArrays.held_bytes``."""
+        return {"in_use": 0, "free": 0} if self._retained is None else self._retained.held_bytes()
 
     def feed(self, event: Event) -> None:
         """Take in an event and perform all that follows, quick launches too. For the controller's stream only."""
@@ -420,14 +434,30 @@ class Dispatcher:
             ]
             made = joined(pieces, placement)
         made.share_with(values)
+        if not placement.is_default_memory:
+            made.origins = tuple((v, s.position) for v, s in zip(values, instruction.sources, strict=True))
         return made
 
     def _not_made(self, instruction: MakeArray | ShareShards, failure: Exception) -> Instructions:
         status = pjrt.status_of(failure)
         return self._take(ArrayFailed(instruction.session, instruction.op_id, instruction.array, status))
 
+    def _retain_array(self, instruction: RetainArray) -> None:
+        if self._retained is not None:
+            self._retained.retain(instruction, self._core.host, self.post)
+
+    def _record_array(self, instruction: RecordArray) -> None:
+        assert self._retained is not None
+        self._retained.record(instruction)
+
+    def _drop_array(self, instruction: DropArray) -> None:
+        assert self._retained is not None
+        self._retained.drop(instruction)
+
     def _forget_transfers(self, instruction: ForgetTransfers) -> None:
         self._data_plane.forget(instruction.session)
+        if self._retained is not None:
+            self._retained.drop_session(instruction.session)
         self._waiting.submit(self._profiler.forget, instruction.session)
 
     # Traces
@@ -459,14 +489,24 @@ class Dispatcher:
     def _await_ready(self, instruction: AwaitReady) -> None:
         values = [array.value for array in instruction.arrays if array.value is not None]
         arrays = [value.array for value in values if type(value) is not Strings]
-        if len(values) == len(instruction.arrays) and not all(map(pjrt.is_ready, arrays)):
-            self._waiting.submit(self._answer_when_ready, instruction, arrays)
+        under_way = [
+            value.retaining
+            for value in values
+            if type(value) is Shards and value.retaining is not None and not value.retaining.is_settled.is_set()
+        ]
+        if len(values) == len(instruction.arrays) and (under_way or not all(map(pjrt.is_ready, arrays))):
+            self._waiting.submit(self._answer_when_ready, instruction, arrays, under_way)
         else:
-            self._answer_when_ready(instruction, arrays)
+            self._answer_when_ready(instruction, arrays, ())
 
-    def _answer_when_ready(self, instruction: AwaitReady, arrays: list[pjrt.Array]) -> None:
+    def _answer_when_ready(
+        self, instruction: AwaitReady, arrays: list[pjrt.Array], under_way: Iterable[Retaining]
+    ) -> None:
         try:
             pjrt.wait(arrays)
+            for retaining in under_way:
+                # Who has waited for a copy in host memory may count on it.
+                retaining.is_settled.wait()
             failure = first_failure(instruction.arrays)
         except pjrt.PjrtError as raised:
             formed_s = newest_world_s(instruction.arrays)

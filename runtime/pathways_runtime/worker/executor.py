@@ -69,6 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         force_sockets=options.force_sockets,
         is_behind_relay=options.behind_relay,
         python_log=options.python_log,
+        retained_fd=options.retained_fd,
         delay=LaunchDelay(int(seed), float(longest_s)) if colon else None,
     )
     try:
@@ -129,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--behind-relay", action="store_true", help="the controller's address is a relay's, which tells of readiness"
     )
     parser.add_argument("--python-log", type=Path, metavar="FILE", help="where functions of colocated Python print to")
+    parser.add_argument("--retained-fd", type=int, help="the supervisor's file for arrays that outlive this process")
     parser.add_argument("--force-sockets", action="store_true", help="never use shared memory between executors")
     network.add_options(parser)
     network.add_encryption_option(parser)

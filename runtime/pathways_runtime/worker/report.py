@@ -40,4 +40,5 @@ def report_of(name: str, dispatcher: Dispatcher, data_plane: DataPlane, collecti
         "launches_in_flight": dispatcher.completions.num_in_flight(),
         "usage": dispatcher.completions.report_usage(),
         "python": dispatcher.python_processes(),
+        "retained": dispatcher.retained_bytes(),
     }

@@ -11,9 +11,25 @@ import numpy as np
 from pathways_runtime.core.ids import DeviceId
 from pathways_runtime.core.sharding import Shape
 from pathways_runtime.worker import pjrt
+from pathways_runtime.worker.buffers import HostArray
 from pathways_runtime.worker.worlds import Placement, World
 
 _sharing_lock = threading.Lock()
+
+
+class Retaining:
+    """How far the copy is that outlives this executor.
+
+    Attributes:
+        is_settled: set when there is one, or there will be none.
+        ranges: where its shards begin in the retained file, and their contents; empty if there is none.
+    """
+
+    __slots__ = ("is_settled", "ranges")
+
+    def __init__(self) -> None:
+        self.is_settled = threading.Event()
+        self.ranges: tuple[tuple[int, HostArray], ...] = ()
 
 
 class Shards:
@@ -22,11 +38,15 @@ class Shards:
     Safe for use from several threads: what two of them make at the same time is equal, and one of it stays.
     """
 
-    __slots__ = ("__weakref__", "_elsewhere", "_sharers", "array", "placement")
+    __slots__ = ("__weakref__", "_elsewhere", "_sharers", "array", "origins", "placement", "retaining")
 
     def __init__(self, array: pjrt.Array, placement: Placement) -> None:
         self.array = array
         self.placement = placement
+        #: Of what was made of shards that are retained: each one's array and place in it.
+        self.origins: tuple[tuple[Shards, int], ...] = ()
+        #: If it is to outlive this executor: how far that is.
+        self.retaining: Retaining | None = None
         self._elsewhere: dict[Placement, pjrt.Array] | None = None
         # All that share memory with this, this included; None if nobody ever did.
         self._sharers: weakref.WeakSet[Shards] | None = None

@@ -33,6 +33,7 @@ from pathways_runtime.wire.messages import AnyMessage
 from pathways_runtime.worker import gpu, private_sockets
 from pathways_runtime.worker.colocated import files_prefix
 from pathways_runtime.worker.relay import Relay
+from pathways_runtime.worker.retained import descriptor
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,8 @@ class Supervisor:
         self._ending: asyncio.Future[str] | None = None
         self._last_heard_s = 0.0
         self._is_run_over = self._is_asked = False
+        #: Memory that outlives executors; the kernel frees it with this process.
+        self._retained_fd = _retained_file()
 
     async def run(self) -> None:
         """Serve until there is a reason to end; the executor has ended then.
@@ -346,6 +349,7 @@ class Supervisor:
                 name=f"executor {options.worker_id} (epoch {epoch})",
                 env=executor_environment(os.environ, options),
                 log_path=log_path,
+                pass_fds=() if self._retained_fd is None else (self._retained_fd,),
             )
         except gpu.DevicesMissing as failure:
             logger.error("the executor of %s cannot be started: %s", options.name, failure)
@@ -413,6 +417,8 @@ class Supervisor:
             *("--data-listen", self._data_address(epoch)),
             *("--python-log", str(options.log_dir / f"python-{options.worker_id}.log")),
         ]
+        if self._retained_fd is not None:
+            argv += ["--retained-fd", str(self._retained_fd)]
         if relay_address:
             argv.append("--behind-relay")
         if options.force_sockets:
@@ -425,6 +431,14 @@ class Supervisor:
         if options.worker_xla_flags:
             argv.append(f"--worker-xla-flags={options.worker_xla_flags}")
         return argv
+
+
+def _retained_file() -> int | None:
+    try:
+        return descriptor.make()
+    except OSError as failure:
+        logger.warning("arrays in host memory are lost with their executor: there is no memory to share: %s", failure)
+        return None
 
 
 def main(argv: Sequence[str], executor_command: Sequence[str] = EXECUTOR_COMMAND) -> int:

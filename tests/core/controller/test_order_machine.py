@@ -11,7 +11,7 @@ from pathways_runtime.core.controller import instructions as ins
 from pathways_runtime.core.relay import Aggregation
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.testing.controller_driver import Driver, Operation
+from pathways_runtime.testing.controller_driver import SECOND_NS, Driver, Operation
 
 NUM_HOSTS = 4
 LIMIT = 3
@@ -28,7 +28,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
-        self.driver = Driver(Topology(2, 2, 1, "cpu"), max_launches_in_flight=LIMIT, **self.options).start()
+        # Nobody beats here, however long the machine waits.
+        limits = {"max_launches_in_flight": LIMIT, "heartbeat_timeout_ns": 3600 * SECOND_NS}
+        self.driver = Driver(Topology(2, 2, 1, "cpu"), **limits, **self.options).start()
         # By host: worker, epoch and connection of the executor that serves for it, or did so last.
         self.executor = {host: (host, 1, 1000 + host) for host in range(NUM_HOSTS)}
         # By worker: the epoch of the executor that its supervisor was told to start.

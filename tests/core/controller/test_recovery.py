@@ -1,10 +1,11 @@
 """Hosts that are lost and served for again, as exact instructions."""
 
+import msgspec
 import pytest
 
 from pathways_runtime.core.controller import events as ev
 from pathways_runtime.core.controller import instructions as ins
-from pathways_runtime.core.controller.membership import FIRST_START_TIMEOUT_NS, START_TIMEOUT_NS
+from pathways_runtime.core.controller.membership import FIRST_START_TIMEOUT_NS, RETURN_NS, START_TIMEOUT_NS
 from pathways_runtime.core.controller.workers import MAX_SHORT_LIVES
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
@@ -460,3 +461,78 @@ def test_a_world_that_forms_while_the_loss_of_a_member_is_looked_into_brings_nob
     assert of_type(out, ins.ChangeHost) == [] and of_type(out, ins.OpenSession) == []
     out = form(driver, driver.pass_time(0.75), 4)
     assert [(i.host, i.worker) for i in of_type(out, ins.ChangeHost)] == [(1, 5)]
+
+
+def _driver_with_memory():
+    """A spare, a session, and arrays in the memory of worker 1."""
+    driver = Driver(TWO_BY_TWO, num_spares=1).start()
+    session = driver.attach()
+    driver.send(ev.MemoryRetained(1001, True))
+    return driver, session
+
+
+def _returns(driver, worker, epoch, *retained, host=1):
+    """The next executor of a worker has found arrays."""
+    return driver.send(
+        msgspec.structs.replace(driver.executor(worker, epoch), retained_host=host, retained=tuple(retained))
+    )
+
+
+def test_a_host_waits_for_the_next_executor_where_its_memory_is():
+    driver, session = _driver_with_memory()
+    out = lose(driver, 1)
+    assert [(c.host, c.may_return) for c in of_type(out, ins.ChangeHost)] == [(1, True)]
+    assert of_type(out, ins.BindExecutors) == [], "the spare is not taken"
+    assert states(driver) == {0: "bound", 1: "starting", 2: "bound", 3: "bound", 4: "spare"}
+    out = _returns(driver, 1, 2, (session, (7, 8)), (99, (5,)))
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 1)]
+    assert of_type(out, ins.DropRetained) == []
+    out = form(driver, out, 3)
+    opened, dropped = of_type(out, ins.OpenSession)[0], of_type(out, ins.DropRetained)[0]
+    (change,) = of_type(out, ins.ChangeHost)
+    assert (opened.peers, dropped.peers) == ((101001,), (101001,))
+    assert (change.host, change.worker, change.retained) == (1, 1, ((session, (7, 8)), (99, (5,))))
+    assert out.index(opened) < out.index(dropped) < out.index(change)
+
+
+def test_a_host_does_not_wait_for_memory_that_went_with_its_supervisor():
+    driver, _ = _driver_with_memory()
+    assert of_type(lose(driver, 1), ins.BindExecutors) == []
+    out = driver.send(ev.PeerClosed(10001, "gone", driver.now_ns))
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 4)]
+
+
+def test_a_host_does_not_wait_when_nothing_is_in_memory():
+    driver, _ = _driver_with_memory()
+    driver.send(ev.MemoryRetained(1001, False))
+    out = lose(driver, 1)
+    assert [(c.host, c.may_return) for c in of_type(out, ins.ChangeHost)] == [(1, False)]
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 4)]
+
+
+def test_a_host_does_not_wait_for_ever():
+    driver, session = _driver_with_memory()
+    lose(driver, 1)
+    # Supervisors and the other executors live, the next executor does not come.
+    out = []
+    for _ in range(int(RETURN_NS / SECOND_NS)):
+        assert of_type(out, ins.BindExecutors) == []
+        driver.now_ns += SECOND_NS
+        alive = (1000, 1002, 1003, 1004, 10000, 10001, 10002, 10003, 10004)
+        driver.send(ev.HeartbeatsReceived(alive, driver.now_ns))
+        out = driver.send(ev.TimePassed(driver.now_ns))
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 4)]
+    # It comes too late: what it has is of no use.
+    out = _returns(driver, 1, 2, (session, (7,)))
+    assert of_type(out, ins.DropRetained) == [ins.DropRetained((101001,))]
+    assert states(driver)[1] == "spare"
+
+
+def test_an_executor_that_is_lost_again_is_waited_for_again():
+    driver, session = _driver_with_memory()
+    lose(driver, 1)
+    _returns(driver, 1, 2, (session, (7,)))
+    out = lose(driver, 1, epoch=2)
+    assert of_type(out, ins.BindExecutors) == []
+    out = _returns(driver, 1, 3, (session, (7,)))
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 1)]

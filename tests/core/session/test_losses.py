@@ -8,10 +8,19 @@ from pathways_runtime.core.session import events, requests, responses
 from pathways_runtime.core.session.core import ImpossibleEvent
 from pathways_runtime.core.session.executables import stand_in_devices
 from pathways_runtime.core.session.instructions import CompileProgram, Respond, RespondError, SubmitOperation
+from pathways_runtime.core.session.requests import ArrayCopySemantics
 from pathways_runtime.core.sharding import REPLICATED, Sharding
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.topology import Topology
-from pathways_runtime.testing.session_client import ON_SLICE_0, ON_SLICE_1, SLICE_0, SLICE_1, TOPOLOGY, Client
+from pathways_runtime.testing.session_client import (
+    ON_SLICE_0,
+    ON_SLICE_1,
+    SLICE_0,
+    SLICE_1,
+    TOPOLOGY,
+    VALUES,
+    Client,
+)
 from pathways_runtime.testing.session_driver import SessionDriver, submitted
 
 LOSS = Status(Code.DATA_LOSS, "host-1 went at 12:00")
@@ -268,3 +277,97 @@ def test_every_answer_is_an_answer(session: SessionDriver, client: Client) -> No
     assert session.ask(told) == responses.ArrayHandle(shard)
     assert isinstance(client.last()[0], Respond)
     assert client.refused(requests.CheckValueReady((shard,))) == refusal
+
+
+ON_HOSTS_0 = Sharding(SLICE_0, REPLICATED, "pinned_host")
+
+
+def test_an_array_in_host_memory_is_lost_until_its_host_is_back_with_it(session: SessionDriver, client: Client) -> None:
+    array, on_devices = client.array(ON_HOSTS_0), client.array()
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    (delete,) = client.last()
+    assert isinstance(delete, SubmitOperation) and isinstance(delete.operation, Delete)
+    assert (delete.operation.handles, delete.hosts) == ((on_devices,), (0,))
+    # While nobody serves for the host, what reads it fails, and stays so.
+    assert client.refused(requests.CheckValueReady((array,))) == LOSS
+    copied = client.mint()
+    session.ask(requests.CopyArrays((array,), SLICE_0, "device", ArrayCopySemantics.ALWAYS_COPY, (copied,)))
+    assert client.refused(requests.CheckValueReady((copied,))) == LOSS
+
+    session.return_host(HOST_1, (array,))
+    ready = session.request(requests.CheckValueReady((array,)))
+    fetched = session.request(requests.CopyToHostBuffer(array, buffer := client.mint()))
+    session.run_workers()
+    assert session.answers[ready] == responses.EMPTY
+    assert isinstance(session.answers[fetched], responses.Response)
+    assert session.stored[buffer].tolist() == VALUES.tolist()
+    assert client.refused(requests.CheckValueReady((copied,))) == LOSS
+    assert client.refused(requests.CheckValueReady((on_devices,))) == LOSS
+
+
+def test_an_array_that_its_host_does_not_bring_back_is_lost_for_good(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_HOSTS_0)
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    session.return_host(HOST_1, ())
+    (delete,) = submitted(client.last())
+    # Also to the host that does not have it: it then does nothing.
+    assert (delete.operation, delete.hosts) == (Delete(delete.operation.op_id, (array,)), (0, 1))
+    assert client.refused(requests.CheckValueReady((array,))) == LOSS
+    session.ask(requests.DestructArray((array,)))
+    assert client.last()[1:] == [], "nothing is left to free"
+    session.run_workers()
+    assert not session.workers.held()
+
+
+def test_an_array_on_two_hosts_waits_for_both(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_HOSTS_0)
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    session.lose_executor(HostIndex(0), Status(Code.DATA_LOSS, "host-0 went, too"))
+    session.return_host(HOST_1, (array,))
+    assert client.refused(requests.CheckValueReady((array,))) == LOSS
+    session.return_host(HostIndex(0), (array,))
+    ready = session.request(requests.CheckValueReady((array,)))
+    session.run_workers()
+    assert session.answers[ready] == responses.EMPTY
+
+
+def test_a_second_loss_without_the_memory_ends_the_wait(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_HOSTS_0)
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    session.lose_host(HostIndex(0), Status(Code.DATA_LOSS, "host-0 went, too"))
+    session.bind_host(HostIndex(0))
+    session.return_host(HOST_1, (array,))
+    (delete,) = submitted(client.last())
+    assert (delete.operation, delete.hosts) == (Delete(delete.operation.op_id, (array,)), (HOST_1,))
+    assert client.refused(requests.CheckValueReady((array,))) == LOSS
+
+
+def test_what_was_deleted_meanwhile_is_freed_when_the_host_is_back(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_HOSTS_0)
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    session.ask(requests.DestructArray((array,)))
+    (delete,) = submitted(client.last())
+    assert (delete.operation, delete.hosts) == (Delete(delete.operation.op_id, (array,)), (0,))
+    session.run_workers()
+    assert session.workers.held() == {array}
+    session.return_host(HOST_1, (array,))
+    (delete,) = submitted(client.last())
+    assert (delete.operation, delete.hosts) == (Delete(delete.operation.op_id, (array,)), (HOST_1,))
+    session.run_workers()
+    assert not session.workers.held()
+
+
+def test_an_array_that_failed_on_another_host_does_not_come_back(session: SessionDriver, client: Client) -> None:
+    array = client.array(ON_HOSTS_0)
+    session.run_workers()
+    session.lose_executor(HOST_1, LOSS)
+    session.feed(events.OperationFailed(OpId(1), (array,), Status(Code.INTERNAL, "it went wrong")))
+    session.return_host(HOST_1, (array,))
+    assert client.refused(requests.CheckValueReady((array,))) == LOSS
+    session.run_workers()
+    assert not session.workers.held()

@@ -88,6 +88,9 @@ class Session(RuleBasedStateMachine):
         self.num_failures = 0
         self.lost: dict[HostIndex, Status] = {}
         self.losses: list[tuple[HostIndex, Status]] = []
+        #: Lost hosts whose memory is still there, and causes that may pass.
+        self.away: set[HostIndex] = set()
+        self.passing: set[Status] = set()
 
     # helpers
 
@@ -373,8 +376,8 @@ class Session(RuleBasedStateMachine):
             self.values[handle].causes.add(cause)
 
     @precondition(lambda self: len(self.lost) < 2)
-    @rule(host=st.sampled_from(range(4)), really=ONE_IN_FOUR)
-    def lose_host(self, host: HostIndex, really: bool) -> None:
+    @rule(host=st.sampled_from(range(4)), really=ONE_IN_FOUR, may_return=st.booleans())
+    def lose_host(self, host: HostIndex, really: bool, may_return: bool) -> None:
         if host in self.lost or not really:
             return
         self.num_failures += 1
@@ -384,15 +387,25 @@ class Session(RuleBasedStateMachine):
         for value in self.values.values():
             if host in TOPOLOGY.hosts_of(value.sharding.devices):
                 value.causes.add(cause)
-        self.driver.lose_host(host, cause)
+        if may_return:
+            self.away.add(host)
+            self.passing.add(cause)
+            self.driver.lose_executor(host, cause)
+        else:
+            self.driver.lose_host(host, cause)
         self.check_answers()
 
     @precondition(lambda self: self.lost)
-    @rule()
-    def bind_host(self) -> None:
+    @rule(data=st.data())
+    def bind_host(self, data: st.DataObject) -> None:
         host = min(self.lost)
         del self.lost[host]
-        self.driver.bind_host(host)
+        if host not in self.away:
+            self.driver.bind_host(host)
+            return
+        self.away.remove(host)
+        retained = [handle for handle in self.driver.workers.in_host_memory(host) if data.draw(st.booleans())]
+        self.driver.return_host(host, tuple(retained))
 
     def check_answers(self) -> None:
         for request_id, values in list(self.ready_requests.items()):
@@ -420,7 +433,7 @@ class Session(RuleBasedStateMachine):
                 np.testing.assert_array_equal(fetched, value.values)
 
     def note_cause(self, value: Value, cause: Status) -> None:
-        if value in self.live.values():  # once it is deleted, nobody remembers
+        if cause not in self.passing and value in self.live.values():  # once it is deleted, nobody remembers
             assert value.seen in (None, cause), f"first {value.seen}, then {cause}"
             value.seen = cause
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_runtime.core import operations as ops
@@ -13,8 +14,10 @@ from pathways_runtime.core.topology import Topology
 from pathways_runtime.core.worker import instructions as do
 from pathways_runtime.core.worker.arrays import Program, ShardRef
 from pathways_runtime.core.worker.events import (
+    ArrayCopied,
     ArrayFailed,
     ArrayMade,
+    ArraysRetained,
     BufferArrived,
     Event,
     LaunchEnqueued,
@@ -378,3 +381,40 @@ def test_an_answer_that_nobody_asked_for_is_loud(driver: Driver) -> None:
     driver.feed(LaunchEnqueued(enqueue.launch, ("a",)))
     with pytest.raises(ValueError, match="was asked for"):
         driver.core.handle(LaunchEnqueued(enqueue.launch, ("a",)))
+
+
+def _on_host(handle: int) -> ops.ShardedResult:
+    return msgspec.structs.replace(result(handle), memory_kind="pinned_host")
+
+
+def _made_on_host(driver: Driver, handle: int) -> Any:
+    driver.feed(BufferArrived(SESSION, OpId(driver._op_id + 1), 0, "bytes"))
+    (made,) = driver.submit(ops.MakeArrays, (_on_host(handle),), ((0, 0),))
+    assert driver.feed(ArrayMade(SESSION, made.array, "value")) == [do.RetainArray(SESSION, made.array)]
+    return made.array
+
+
+def test_an_array_in_host_memory_is_retained_until_it_is_deleted(driver: Driver) -> None:
+    array = _made_on_host(driver, 7)
+    assert driver.feed(ArrayCopied(SESSION, array, "in place", "copy")) == [do.RecordArray(SESSION, array, "copy")]
+    assert array.value == "in place"
+    assert driver.submit(ops.Delete, (Handle(7),)) == [do.DropArray(SESSION, Handle(7))]
+
+
+def test_an_array_that_is_gone_before_it_is_copied_is_not_recorded(driver: Driver) -> None:
+    array, failed = _made_on_host(driver, 7), _made_on_host(driver, 8)
+    assert driver.submit(ops.Delete, (Handle(7),)) == []
+    assert driver.feed(ArrayCopied(SESSION, array, None, "copy")) == []
+    driver.submit(ops.Poison, (Handle(8),), LOST)
+    assert driver.feed(ArrayCopied(SESSION, failed, "in place", "copy")) == []
+    assert (failed.value, failed.failure) == (None, LOST)
+    driver.feed(SessionClosed(SESSION))
+    assert driver.feed(ArrayCopied(SESSION, array, None, "copy")) == []
+
+
+def test_arrays_of_the_executor_before_are_there_and_are_dropped_when_deleted(driver: Driver) -> None:
+    devices = (DeviceId(0), DeviceId(1))
+    assert driver.feed(ArraysRetained(SESSION, ((Handle(7), devices, "value"),))) == []
+    assert (driver.array(7).value, driver.array(7).devices) == ("value", devices)
+    assert driver.submit(ops.Await, WaitId(1), (Handle(7),)) == [do.AwaitReady(SESSION, WaitId(1), (driver.array(7),))]
+    assert driver.submit(ops.Delete, (Handle(7),)) == [do.DropArray(SESSION, Handle(7))]

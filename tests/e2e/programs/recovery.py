@@ -122,6 +122,27 @@ class Slices:
             many = repeated(many, 2)
         return {"took_s": took_s}
 
+    def keep(self) -> dict[str, Any]:
+        """Copies of an array in the memory of the first slice's hosts, and one of one device."""
+        memory = self.first.with_memory_kind("pinned_host")
+        self.copies = [jax.device_put(self.x[self.first] * 2, memory), jax.device_put(CONTENTS * 3, memory)]
+        self.copies.append(self.copies[0].addressable_shards[1].data)
+        jax.block_until_ready(self.copies)
+        return {"kept": len(self.copies)}
+
+    def read_kept(self) -> dict[str, Any]:
+        """Them, by way of the devices too."""
+        on_devices = jax.device_put(self.copies[0], self.first)
+        return {
+            "values": [np.asarray(copy).tolist() for copy in self.copies],
+            "step": np.asarray(self.step[self.first](on_devices)).tolist(),
+        }
+
+    def let_go(self) -> dict[str, Any]:
+        """Of the copies."""
+        self.copies.clear()
+        return {}
+
     @staticmethod
     def _until_failure(act: Callable[[], object]) -> dict[str, Any]:
         started_s = time.monotonic()

@@ -23,8 +23,7 @@ from pathways_runtime.core.controller.sessions import Session, Sessions
 from pathways_runtime.core.controller.status import report
 from pathways_runtime.core.controller.worlds import World, Worlds
 from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S, RELAY_FANOUT
-from pathways_runtime.core.ids import HostIndex, SessionId, WorkerId
-from pathways_runtime.core.status import Status
+from pathways_runtime.core.ids import HostIndex, SessionId
 from pathways_runtime.core.topology import Topology
 
 #: How many operations of a session may wait here before its proxy stops reading its client.
@@ -72,6 +71,7 @@ class ControllerCore:
             ev.ExecutorRegistered: self._on_executor_registered,
             ev.RelayListening: self._on_relay_listening,
             ev.HeartbeatsReceived: self._on_heartbeats_received,
+            ev.MemoryRetained: self._on_memory_retained,
             ev.ExecutorExited: self._on_executor_exited,
             ev.PeerClosed: self._on_peer_closed,
             ev.CoordinationStarted: self._on_coordination_started,
@@ -161,12 +161,17 @@ class ControllerCore:
 
     def _on_executor_registered(self, event: ev.ExecutorRegistered, out: list[Instruction]) -> None:
         self._act_on(self._membership.register_executor(event, out), out)
+        if self._membership.retained_in_vain(event):
+            out.append(ins.DropRetained((event.peer,)))
 
     def _on_relay_listening(self, event: ev.RelayListening, out: list[Instruction]) -> None:
         self._membership.relay_listens(event, out)
 
     def _on_heartbeats_received(self, event: ev.HeartbeatsReceived, out: list[Instruction]) -> None:
         self._membership.heard_from(event.peers, event.now_ns)
+
+    def _on_memory_retained(self, event: ev.MemoryRetained, _: list[Instruction]) -> None:
+        self._membership.retain_memory(event.peer, event.is_used)
 
     def _on_executor_exited(self, event: ev.ExecutorExited, out: list[Instruction]) -> None:
         self._act_on(self._membership.exit_executor(event, out), out)
@@ -193,10 +198,11 @@ class ControllerCore:
                     self._worlds.bind(out)
                 case HostClosing(host):
                     self._order.close_hosts((host,), out)
-                case HostLost(host, name, failure, had_served):
+                case HostLost(host, name, failure, had_served, may_return):
                     if had_served:
                         # Sessions hear of the host before they hear of operations that failed for it.
-                        self._change_host(host, None, name, failure, out)
+                        self._last_change += 1
+                        out.append(ins.ChangeHost(host, None, name, failure, self._last_change, may_return))
                     settled = self._worlds.lose_host(host, failure, out)
                     self._programs.lose_host(host, failure, out)
                     self._programs.settle_worlds(settled, out)
@@ -207,12 +213,6 @@ class ControllerCore:
                 case _:
                     raise TypeError(f"no such finding: {finding!r}")
 
-    def _change_host(
-        self, host: HostIndex, worker: WorkerId | None, name: str, failure: Status | None, out: list[Instruction]
-    ) -> None:
-        self._last_change += 1
-        out.append(ins.ChangeHost(host, worker, name, failure, self._last_change))
-
     def _restore(self, hosts: tuple[HostIndex, ...], now_ns: int, out: list[Instruction]) -> None:
         """The world of a slice is formed: whoever was about to serve for one of its hosts does so from now on."""
         joining = [host for host in hosts if self._membership.is_joining(host)]
@@ -220,11 +220,18 @@ class ControllerCore:
         peers = tuple(peer for host in joining if (peer := self._membership.executor_peer(host)) is not None)
         for session in self._sessions.all():
             out.append(ins.OpenSession(peers, session.session, session.request.links_address, self._last_change))
+        if finders := [host.index for host in restored if host.retained]:
+            found = tuple(peer for host in finders if (peer := self._membership.executor_peer(host)) is not None)
+            out.append(ins.DropRetained(found))
         for host in restored:
             self._order.restore_host(host.index, out)
+            worker, retained = host.worker, host.retained
+            assert worker is not None
             # Sessions hear of it last: all that they then ask of the host can be done.
-            assert host.worker is not None
-            self._change_host(host.index, host.worker.worker, host.worker.name, None, out)
+            self._last_change += 1
+            out.append(
+                ins.ChangeHost(host.index, worker.worker, worker.name, None, self._last_change, retained=retained)
+            )
 
     # worlds and programs
 

@@ -104,6 +104,14 @@ class ExecutorRegistered(PeerEvent, frozen=True):
     now_ns: int
     relay: PeerId | None = None
     child: int = 0
+    retained_host: HostIndex | None = None
+    retained: tuple[tuple[SessionId, tuple[Handle, ...]], ...] = ()
+
+
+class MemoryRetained(PeerEvent, frozen=True):
+    """Whether arrays are in memory of the executor's worker that outlives the executor has changed."""
+
+    is_used: bool
 
 
 class RelayListening(PeerEvent, frozen=True):

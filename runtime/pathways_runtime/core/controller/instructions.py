@@ -117,13 +117,26 @@ class ReplacePeer(Instruction, frozen=True):
 
 
 class ChangeHost(Instruction, frozen=True):
-    """Tell every proxy what now stands behind a virtual host. ``change`` numbers these, from 1."""
+    """Tell every proxy what now stands behind a virtual host. ``change`` numbers these, from 1.
+
+    Attributes:
+        may_return: of a loss: arrays in the host's memory may be there again with its next executor.
+        retained: of whoever serves now: which are, by session.
+    """
 
     host: HostIndex
     worker: WorkerId | None
     name: str
     failure: Status | None
     change: int
+    may_return: bool = False
+    retained: tuple[tuple[SessionId, tuple[Handle, ...]], ...] = ()
+
+
+class DropRetained(Instruction, frozen=True):
+    """Tell executors that what those before them have left in memory, and no open session has, nobody needs."""
+
+    peers: tuple[PeerId, ...]
 
 
 # worlds and programs

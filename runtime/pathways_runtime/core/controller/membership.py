@@ -39,6 +39,9 @@ VERDICT_NS = 500_000_000
 #: system, as may those of all other workers at that time.
 START_TIMEOUT_NS = 120_000_000_000
 FIRST_START_TIMEOUT_NS = 600_000_000_000
+#: How long a lost host waits for the next executor of the same worker, if arrays are in memory there, before a spare
+#: takes its place without them. A fresh Python with JAX takes about a second, and many times that on a busy machine.
+RETURN_NS = 30_000_000_000
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -54,12 +57,16 @@ class HostClosing(msgspec.Struct, frozen=True):
 
 
 class HostLost(msgspec.Struct, frozen=True):
-    """The host is lost for ``failure``. If it ``had_served``, nobody has been told that it is down."""
+    """The host is lost for ``failure``. If it ``had_served``, nobody has been told that it is down.
+
+    What was in its memory ``may_return`` with the worker's next executor.
+    """
 
     host: HostIndex
     name: str
     failure: Status
     had_served: bool
+    may_return: bool = False
 
 
 class HostJoining(msgspec.Struct, frozen=True):
@@ -108,6 +115,8 @@ class Membership:
         self.started_ns = 0
         #: The virtual hosts; empty until bound.
         self.hosts: list[Host] = []
+        #: Lost hosts in whose memory arrays are, and until when they wait for the next executor there.
+        self._returning: dict[HostIndex, int] = {}
         #: Every loss there was, in order.
         self.losses: list[Loss] = []
 
@@ -255,6 +264,7 @@ class Membership:
             self._relays.add_child(event.relay, event.child, event.peer)
         worker.executor = event
         self._awaited.discard(event.worker)
+        worker.retains_memory = bool(event.retained)
         worker.state = WorkerState.SPARE if self.is_bound else WorkerState.READY
         self._by_executor[event.peer] = worker
         self._last_heard_ns[event.peer] = event.now_ns
@@ -263,6 +273,16 @@ class Membership:
         if self.is_bound:
             return self._fill_hosts(out)
         return self._bind_when_complete(out)
+
+    def retain_memory(self, peer: PeerId, is_used: bool) -> None:
+        """Whether a worker has arrays in memory that outlives its executor has changed."""
+        if (worker := self._by_executor.get(peer)) is not None:
+            worker.retains_memory = is_used
+
+    def retained_in_vain(self, executor: ExecutorRegistered) -> bool:
+        """Whether a registered executor has arrays of a host that it does not stand behind."""
+        worker = self._by_executor.get(executor.peer)
+        return bool(executor.retained) and worker is not None and worker.host != executor.retained_host
 
     def restore(self, host: HostIndex, now_ns: int, out: list[Instruction]) -> Host:
         """A host that was joining serves from now on."""
@@ -340,6 +360,10 @@ class Membership:
             for worker in self._workers.values():
                 worker.begun_ns += gap_ns
         findings: list[Finding] = []
+        if self._returning and (late := [host for host, due_ns in self._returning.items() if due_ns <= now_ns]):
+            for host in late:
+                del self._returning[host]
+            findings += self._fill_hosts(out)
         for worker in [self._workers[worker] for worker in sorted(self._awaited)]:
             if worker.state is WorkerState.CLOSING and now_ns >= worker.verdict_due_ns:
                 findings += self._lose(worker, worker.closing_cause, "", now_ns, out)
@@ -435,7 +459,11 @@ class Membership:
 
     def _to_fill(self, num_spares: int) -> list[Host]:
         """The hosts that so many spares are for."""
-        missing = [host for host in self.hosts if host.failure is not None and not host.is_joining]
+        missing = [
+            host
+            for host in self.hosts
+            if host.failure is not None and not host.is_joining and not self._is_awaited(host)
+        ]
         hosts = [host for host in missing if host.index < self._num_present][:num_spares]
         # A slice that is absent is no loss: it is filled as a whole, by what is not kept for losses.
         num_left = num_spares - len(hosts) - self._num_spares
@@ -447,7 +475,10 @@ class Membership:
         return hosts
 
     def _fill_hosts(self, out: list[Instruction]) -> list[Finding]:
-        """Give lost hosts a worker, as far as there are any: preferably the one that stood there before."""
+        """Give lost hosts a worker, as far as there are any: preferably the one that stood there before.
+
+        For that one a host waits, while its memory is there and it may come back.
+        """
         findings: list[Finding] = []
         spares = [worker for worker in self.workers() if worker.state is WorkerState.SPARE]
         hosts = self._to_fill(len(spares)) if spares else []
@@ -457,6 +488,7 @@ class Membership:
             worker = host.worker if host.worker in spares else any_spare
             spares.remove(worker)
             host.worker, host.is_joining = worker, True
+            self._returning.pop(host.index, None)
             self._bind(worker, host.index, out)
             self._relays.forget_selections()
             everybody = self._bound_executors()
@@ -466,6 +498,16 @@ class Membership:
             out.append(ReplacePeer(others, its_own))
             findings.append(HostJoining(host.index))
         return findings
+
+    def _is_awaited(self, host: Host) -> bool:
+        """Whether no other worker is to take the place of the lost one, as that one may come back with its memory."""
+        worker = host.worker
+        return (
+            host.index in self._returning
+            and worker is not None
+            and worker.retains_memory
+            and worker.state is WorkerState.STARTING
+        )
 
     @staticmethod
     def _bind(worker: Worker, host: HostIndex, out: list[Instruction]) -> None:
@@ -561,7 +603,12 @@ class Membership:
         host.failure = failure
         if had_served or host.loss is None:
             host.loss = loss
-        return HostLost(host_index, worker.name, failure, had_served)
+        may_return = worker.retains_memory and worker.supervisor is not None and not has_left
+        if may_return:
+            self._returning[host_index] = now_ns + RETURN_NS
+        else:
+            self._returning.pop(host_index, None)
+        return HostLost(host_index, worker.name, failure, had_served, may_return)
 
     def _try_again(self, worker: Worker, had_served: bool, now_ns: int, out: list[Instruction]) -> None:
         """Have a lost worker's supervisor, if it is there, start another executor; it will be a spare."""

@@ -5,7 +5,7 @@ import enum
 import msgspec
 
 from pathways_runtime.core.controller.events import ExecutorRegistered, PeerId, WorkerRegistered
-from pathways_runtime.core.ids import HostIndex, WorkerId
+from pathways_runtime.core.ids import Handle, HostIndex, SessionId, WorkerId
 from pathways_runtime.core.status import Status
 
 #: A worker whose executors end this often in a row, before they have served for a host or lived long, is given up.
@@ -45,6 +45,7 @@ class Worker:
         is_leaving: it has said that it will not be back.
         last_heard_ns: when what was lost of it had last shown that it lives; None until something is lost, and where
             that is not known.
+        retains_memory: whether arrays are in memory that outlives its executor; it goes with the supervisor.
         num_short_lives: executors that ended one after another before they had served, or lived for ``LONG_LIFE_NS``.
     """
 
@@ -59,6 +60,7 @@ class Worker:
         """A supervisor has introduced itself as this worker."""
         self.name = registered.name
         self.supervisor: PeerId | None = registered.peer
+        self.retains_memory = False
         self.supervisor_pid = registered.pid
         self.companion = registered.companion
         self.is_leaving = False
@@ -116,6 +118,12 @@ class Host:
         self.failure: Status | None = None
         self.is_joining = False
         self.loss: Loss | None = None
+
+    @property
+    def retained(self) -> tuple[tuple[SessionId, tuple[Handle, ...]], ...]:
+        """By session, what is in memory there since before the worker's executor was started."""
+        executor = None if self.worker is None else self.worker.executor
+        return executor.retained if executor is not None and executor.retained_host == self.index else ()
 
 
 class Loss(msgspec.Struct):

@@ -152,7 +152,8 @@ class ArrayRecord(msgspec.Struct, gc=False):
         placement: None only for a handle that a refused request would have given a value: ``poison`` says why, and
             ``dtype`` and ``shape`` mean nothing.
         hosts: who holds shards: ``placement.hosts``, or none if it was never made, was deleted, donated, or lost.
-        poison: the first cause of failure, never changed once set.
+        poison: the first cause of failure, never changed once set; but if it is the loss of a host in whose memory the
+            array still is, it goes when the host is back (``SessionState.away``).
         is_deleted: deleted or donated; the handle is known until it is destructed.
         is_ready: known to be computed, as a wait for it has succeeded.
         via_transfers: transfers that its shards come from, directly or through aliases; a launch that reads it names

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways_runtime.core.ids import Handle, HostIndex, RequestId, SessionId
+from pathways_runtime.core.operations import HOST_MEMORY_KINDS
 from pathways_runtime.core.session import (
     events,
     figures,
@@ -20,7 +21,7 @@ from pathways_runtime.core.session import (
     requests,
     responses,
 )
-from pathways_runtime.core.session.arrays import poisoned_handle
+from pathways_runtime.core.session.arrays import ArrayRecord, poisoned_handle
 from pathways_runtime.core.session.dataflow import SessionState
 from pathways_runtime.core.session.instructions import Instruction, Respond
 from pathways_runtime.core.status import Code, Status, StatusError
@@ -171,7 +172,9 @@ class SessionCore:
             raise LookupError(f"operation {event.op_id} failed, but there were only {state.last_op}")
         for handle in event.handles:
             record = state.arrays.records.get(handle)
-            if record is not None and record.poison is None:
+            if handle in state.away:
+                state.give_up(handle)
+            elif record is not None and record.poison is None:
                 record.poison = event.failure
                 record.is_ready = False
         launches.fail_outcomes(state, event.op_id, event.failure)
@@ -186,29 +189,61 @@ class SessionCore:
                 Code.DATA_LOSS, f"host {event.name} (host {host} of the topology) was replaced; what it held is lost"
             )
             state.placements.set_loss(host, loss)
-            self._lose_arrays(host, loss)
+            self._lose_arrays(host, loss, event.may_return)
             programs.lose_host(state, host, loss)
             readback.lose_host(state, host, loss)
         if event.is_bound:
             state.placements.set_loss(host, None)
+            self._take_again(host, event.retained)
             programs.load_again(state, host)
 
-    def _lose_arrays(self, host: HostIndex, loss: Status) -> None:
-        """Poison what had a shard on a host, and free the other shards: nobody can use them any more."""
+    def _lose_arrays(self, host: HostIndex, loss: Status, may_return: bool) -> None:
+        """Poison what had a shard on a host, and free the other shards: nobody can use them any more.
+
+        But for arrays in the host's memory, if they ``may_return``: of these, the other shards stay.
+        """
         state = self._state
         affected = set(map(id, state.placements.touching(host)))
         groups: dict[tuple[HostIndex, ...], list[Handle]] = {}
+        given_up: list[Handle] = []
         for handle, record in state.arrays.records.items():
             if record.hosts and id(record.placement) in affected:
+                is_whole = record.poison is None or handle in state.away
                 if record.poison is None:
                     record.poison = loss
                 record.is_ready = False
+                if may_return and is_whole and _is_in_host_memory(record):
+                    state.away.setdefault(handle, set()).add(host)
+                    continue
+                if handle in state.away:
+                    given_up.append(handle)
+                    continue
                 groups.setdefault(record.hosts, []).append(handle)
                 record.leave_workers()
         for hosts, handles in groups.items():
             present = tuple(h for h in hosts if h not in state.placements.losses)
             if present:
                 state.submit_delete(tuple(handles), present)
+        for handle in given_up:
+            state.give_up(handle)
+
+    def _take_again(self, host: HostIndex, retained: tuple[Handle, ...]) -> None:
+        """Somebody serves for a host again and has these arrays of before."""
+        state = self._state
+        records = state.arrays.records
+        there = frozenset(retained)
+        unwanted = tuple([handle for handle in retained if handle not in state.away])
+        for handle in [handle for handle, hosts in state.away.items() if host in hosts]:
+            if handle not in there:
+                state.give_up(handle)
+                continue
+            awaited = state.away[handle]
+            awaited.discard(host)
+            if not awaited:
+                del state.away[handle]
+                records[handle].poison = None
+        if unwanted:
+            state.submit_delete(unwanted, (host,))
 
     def story(self) -> str:
         """The latest events, oldest first, for whoever has to find out what went wrong."""
@@ -221,6 +256,10 @@ class SessionCore:
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         figures.check_invariants(self._state)
+
+
+def _is_in_host_memory(record: ArrayRecord) -> bool:
+    return record.placement is not None and record.placement.memory_kind in HOST_MEMORY_KINDS
 
 
 def _unbound(host: HostIndex) -> Status:

@@ -53,6 +53,8 @@ class SessionState:
         self.outcomes: dict[Handle, ExecutionOutcome] = {}
         #: The trace of the hosts that goes on, see ``plugins``.
         self.tracing: Tracing | None = None
+        #: Arrays that are poisoned because hosts are lost in whose memory they may still be: which hosts.
+        self.away: dict[Handle, set[HostIndex]] = {}
         self.out: list[Instruction] = []
         self._last_op = 0
         self._next_handle: int = SERVER_HANDLES_START
@@ -134,7 +136,9 @@ class SessionState:
         for handle in handles:
             record = records[handle]
             hosts = record.hosts
-            if hosts:
+            if self.away and handle in self.away:
+                self.give_up(handle)
+            elif hosts:
                 group = groups.get(id(hosts))
                 if group is None:
                     groups[id(hosts)] = (hosts, [handle])
@@ -143,6 +147,18 @@ class SessionState:
                 record.leave_workers()
         for hosts, freed in groups.values():
             self.submit_delete(tuple(freed), hosts)
+
+    def give_up(self, handle: Handle) -> None:
+        """An array that was away is of no use any more: free the shards that are on hosts that are there.
+
+        A host that comes back with a shard is told then (see ``core.session.core``).
+        """
+        del self.away[handle]
+        record = self.arrays.records[handle]
+        present = tuple(host for host in record.hosts if host not in self.placements.losses)
+        record.leave_workers()
+        if present:
+            self.submit_delete((handle,), present)
 
     def submit_delete(self, handles: tuple[Handle, ...], hosts: tuple[HostIndex, ...]) -> None:
         """Make ``hosts`` forget arrays."""

@@ -115,12 +115,16 @@ class HostChanged(Event, frozen=True):
         is_bound: whether a worker stands behind it now.
         name: the host's name for people.
         failure: why the former worker is gone.
+        may_return: of a loss: arrays in the host's memory may be there again once somebody stands behind it.
+        retained: of whoever does now: which of this session's are.
     """
 
     host: HostIndex
     is_bound: bool
     name: str
     failure: Status | None
+    may_return: bool = False
+    retained: tuple[Handle, ...] = ()
 
 
 class ClientDisconnected(Event, frozen=True):

@@ -79,12 +79,16 @@ def check_invariants(state: SessionState) -> None:
             assert not record.hosts, where
         if record.hosts:
             assert record.placement is not None and record.hosts is record.placement.hosts, where
-            assert record.placement.loss is None, where
+            assert (record.placement.loss is not None) == (handle in state.away), where
         else:
             assert record.storages is None, where
             assert record.is_deleted or record.poison is not None, where
         for storage in record.storages or ():
             carriers[storage] = carriers.get(storage, 0) + 1
+    for handle, hosts in state.away.items():
+        where = f"array {handle}, away on hosts {hosts}"
+        assert hosts and all(host in state.placements.losses for host in hosts), where
+        assert state.arrays.records[handle].poison is not None, where
     for storage, count in carriers.items():
         assert storage.num_arrays == count, f"storage {storage.token} counts {storage.num_arrays} arrays of {count}"
         assert storage.token not in state.arrays.records

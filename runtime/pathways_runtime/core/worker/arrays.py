@@ -22,11 +22,13 @@ class LocalArray:
         value: the shell's; the core never looks inside.
         num_readers: transfers and aliases that were received, and instructions under way, that still have to take
             their view of ``value``. A program that would overwrite the array gets a copy as long as there are any.
+        is_on_host: whether it is in a host's memory, and is to be retained.
+        is_retained: whether the next executor will have it.
         waiters: who waits while it is pending (launches, assemblies, operations: each counts what it misses); empty
             otherwise.
     """
 
-    __slots__ = ("devices", "failure", "handle", "num_readers", "value", "waiters")
+    __slots__ = ("devices", "failure", "handle", "is_on_host", "is_retained", "num_readers", "value", "waiters")
 
     def __init__(self, handle: Handle, devices: tuple[DeviceId, ...]) -> None:
         self.handle = handle
@@ -34,6 +36,8 @@ class LocalArray:
         self.value: Any = None
         self.failure: Status | None = None
         self.num_readers = 0
+        self.is_on_host = False
+        self.is_retained = False
         self.waiters: list[Any] = []
 
     @property

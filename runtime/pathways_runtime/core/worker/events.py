@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pathways_runtime.core.ids import Handle, OpId, SessionId
+from pathways_runtime.core.ids import DeviceId, Handle, OpId, SessionId
 from pathways_runtime.core.operations import Operation
 from pathways_runtime.core.status import Status
 from pathways_runtime.core.worker.arrays import LocalArray, Program
@@ -25,6 +25,17 @@ class SessionClosed(Event, frozen=True):
     """Everything of the session goes. Launches of it that are waiting still run where other hosts take part in them."""
 
     session: SessionId
+
+
+class ArraysRetained(Event, frozen=True):
+    """Arrays of the session that an executor before this one had.
+
+    Attributes:
+        arrays: handle, devices of the shards here, value.
+    """
+
+    session: SessionId
+    arrays: tuple[tuple[Handle, tuple[DeviceId, ...], Any], ...]
 
 
 class ProgramLoaded(Event, frozen=True):
@@ -86,6 +97,20 @@ class ArrayMade(Event, frozen=True):
     session: SessionId
     array: LocalArray
     value: Any
+
+
+class ArrayCopied(Event, frozen=True):
+    """What RetainArray asked for is in memory that outlives this executor.
+
+    Attributes:
+        value: the array from now on; None if it stays as it was.
+        copy: the shell's, for RecordArray.
+    """
+
+    session: SessionId
+    array: LocalArray
+    value: Any
+    copy: Any
 
 
 class ArrayFailed(Event, frozen=True):

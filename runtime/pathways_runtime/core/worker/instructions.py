@@ -62,6 +62,28 @@ class ShareShards(Instruction, frozen=True):
     sources: tuple[ShardRef, ...]
 
 
+class RetainArray(Instruction, frozen=True):
+    """Copy an array to memory that outlives this executor, once it is computed; answer with ArrayCopied, if it is."""
+
+    session: SessionId
+    array: LocalArray
+
+
+class RecordArray(Instruction, frozen=True):
+    """The next executor is to have the array. ``copy`` is that of ArrayCopied."""
+
+    session: SessionId
+    array: LocalArray
+    copy: Any
+
+
+class DropArray(Instruction, frozen=True):
+    """The next executor is not to have the array that a RecordArray was about. Either may be performed first."""
+
+    session: SessionId
+    handle: Handle
+
+
 class MakeCall(Instruction, frozen=True):
     """Call a function in the session's Python process; answer with CallReturned, and ReadTaken for every argument that
     has shards here. Calls of one stream are made one after another, in the order of these instructions.

@@ -18,6 +18,7 @@ from typing import Any
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, SessionId
 from pathways_runtime.core.operations import (
+    HOST_MEMORY_KINDS,
     Alias,
     Await,
     CallFunction,
@@ -43,8 +44,10 @@ from pathways_runtime.core.worker import figures
 from pathways_runtime.core.worker.arrays import LocalArray, ShardRef, first_failure, hold, release
 from pathways_runtime.core.worker.calls import Calls
 from pathways_runtime.core.worker.events import (
+    ArrayCopied,
     ArrayFailed,
     ArrayMade,
+    ArraysRetained,
     BufferArrived,
     CallReturned,
     Event,
@@ -65,6 +68,7 @@ from pathways_runtime.core.worker.instructions import (
     AwaitReady,
     BeginTrace,
     CountLaunch,
+    DropArray,
     EndTrace,
     EnqueueLaunch,
     ExpectPiece,
@@ -74,7 +78,9 @@ from pathways_runtime.core.worker.instructions import (
     MakeArray,
     OutgoingPiece,
     Part,
+    RecordArray,
     Report,
+    RetainArray,
     SendPieces,
     SendValue,
     ShareShards,
@@ -124,6 +130,8 @@ class WorkerCore:
             LaunchFailed: self._launch_failed,
             ArrayMade: self._array_made,
             ArrayFailed: self._array_failed,
+            ArrayCopied: self._array_copied,
+            ArraysRetained: self._arrays_retained,
             ReadTaken: self._read_taken,
             CallReturned: self._calls.returned,
         }
@@ -424,9 +432,11 @@ class WorkerCore:
                 pieces.append(OutgoingPiece(index, target, num_bytes, None, None, failure))
         out.append(SendPieces(waiting.session.id, operation.op_id, tuple(pieces)))
 
-    def _delete(self, session: Session, operation: Delete, _: int, __: Instructions) -> None:
+    def _delete(self, session: Session, operation: Delete, _: int, out: Instructions) -> None:
         for handle in operation.handles:
-            session.arrays.pop(handle, None)
+            array = session.arrays.pop(handle, None)
+            if array is not None and array.is_retained:
+                out.append(DropArray(session.id, handle))
 
     def _await(self, session: Session, operation: Await, now_ns: int, out: Instructions) -> None:
         # An Await goes to all hosts of all its arrays; not every array has shards here.
@@ -539,6 +549,7 @@ class WorkerCore:
     @staticmethod
     def _add_array(session: Session, result: ShardedResult, places: tuple[int, ...]) -> LocalArray:
         array = LocalArray(result.handle, tuple([result.devices[place] for place in places]))
+        array.is_on_host = result.memory_kind in HOST_MEMORY_KINDS and result.dtype is not DType.STRING
         session.arrays[result.handle] = array
         return array
 
@@ -561,7 +572,25 @@ class WorkerCore:
         array = event.array
         if array.failure is None:
             array.value = event.value
+            if array.is_on_host:
+                out.append(RetainArray(event.session, array))
             self._settled(array, out)
+
+    def _array_copied(self, event: ArrayCopied, out: Instructions) -> None:
+        array = event.array
+        session = self.sessions.get(event.session)
+        if array.failure is None and session is not None and session.arrays.get(array.handle) is array:
+            array.is_retained = True
+            if event.value is not None:
+                array.value = event.value
+            out.append(RecordArray(session.id, array, event.copy))
+
+    def _arrays_retained(self, event: ArraysRetained, _: Instructions) -> None:
+        session = self.sessions[event.session]
+        for handle, devices, value in event.arrays:
+            array = session.arrays[handle] = LocalArray(handle, devices)
+            array.value = value
+            array.is_on_host = array.is_retained = True
 
     def _array_failed(self, event: ArrayFailed, out: Instructions) -> None:
         if event.array.failure is None:
