@@ -13,6 +13,7 @@ from benchmarks import (
     recovery,
     simulation,
     slurm,
+    snapshots,
     soak,
     startup,
     transfers,
@@ -31,6 +32,7 @@ TOPICS = (
     memory,
     simulation,
     slurm,
+    snapshots,
     soak,
     recovery,
 )
