@@ -77,9 +77,14 @@ compiler:
 packages: $(STAMPS)/installed-test-$(DEPENDENCIES)
 	@.ci/debian-packages $$($(VENV)/bin/slurm-pathways sandbox packages) libslurm-dev
 
-# The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path.
+# The last line is pytest's. Tests import the installed wheel: the tree is not on sys.path. All tests run in two halves side by
+# side; what PYTEST_ARGS names, in one.
 test: compiler lint packages
-	$(VENV)/bin/pytest --wheel=$(VENV)/dist $(PYTEST_ARGS)
+	if [ -z "$(strip $(PYTEST_ARGS))" ]; then \
+	    $(VENV)/bin/python tools/run_tests.py --wheel=$(VENV)/dist; \
+	else \
+	    $(VENV)/bin/pytest --wheel=$(VENV)/dist $(PYTEST_ARGS); \
+	fi
 
 test-matrix: $(STAMPS)/wheel
 	$(VENV)/bin/python tools/test_matrix.py --dist $(VENV)/dist --venvs $(VENV)/matrix $(MATRIX_ARGS)
