@@ -21,7 +21,7 @@ _RUN = click.option(
 
 
 @click.command(context_settings=CONTEXT)
-@click.argument("job_id", type=click.IntRange(min=1), required=False, metavar="JOB")
+@click.argument("job_id", type=click.IntRange(min=1), required=False, metavar="[JOB]")
 @_RUN
 @click.option(
     "--nodes",
