@@ -1,7 +1,7 @@
 """The soak: hosts die at random moments of random causes while the example of elastic training goes on.
 
 ``python -m benchmarks soak`` has 100 deaths; ``python -m benchmarks.soak --deaths 20 --seed 7`` as many as one likes.
-``tests/elastic/test_soak.py`` has 20 of them in less than a minute.
+``tests/elastic/test_soak.py`` has 20 of them in a minute or so.
 """
 
 import json
