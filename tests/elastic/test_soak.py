@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Plan, measure
+from slurm_pathways.config import RuntimeSpec
+from slurm_pathways.launch.local import LocalRuntime
+from tests.elastic.soak import Plan, measure
 
 #: Of one kind that is found by silence, which takes as long as that; the others are seen at once.
 KINDS = {"executor": 10, "supervisor": 5, "host": 4, "stopped executor": 1}
@@ -26,7 +28,7 @@ def test_twenty_deaths_change_nothing_of_what_is_learnt(runs_root: Path) -> None
         awaits_spares=False,
         min_step_s=0.03,
     )
-    soak = measure(plan, SEED)
+    soak = measure(lambda **spec: LocalRuntime(RuntimeSpec(**spec)), plan, SEED)
     assert soak.not_recovered == ""
     assert [recovery.death for recovery in soak.recoveries] == deaths
     # Some that died were spares, and some losses came together.
