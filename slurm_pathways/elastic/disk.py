@@ -56,22 +56,26 @@ def save(folder: Path, step: int, state: Any) -> Path:
         OSError: it cannot be written, or not all hosts see the folder. TypeError: part of it is neither array, number
             nor string. ValueError: see ``client.storage``. jax.errors.JaxRuntimeError: a value is lost.
     """
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 (links stay, as hosts may see them otherwise)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"snapshot-{step}"
+    path = _absolute(folder) / f"snapshot-{step}"
     if not path.exists():
-        fresh = folder / f"{path.name}.new-{uuid.uuid4().hex}"
-        fresh.mkdir()
-        try:
-            _write(fresh, state)
-        except BaseException:
-            # Hosts may still write there; what they leave goes with the next snapshot.
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-        fresh.rename(path)
-        _sync(folder)
-    remove(folder, but=path)
+        _written(path, state).rename(path)
+        _sync(path.parent)
+    remove(path.parent, but=path)
     return path
+
+
+def check(folder: Path, mesh: Any) -> None:
+    """Have every host write something, so that a folder that does not do is found out when training begins.
+
+    Raises:
+        OSError, ValueError, jax.errors.JaxRuntimeError: as ``save``.
+    """
+    import jax
+    import numpy as np
+
+    partition = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
+    trial = jax.device_put(np.zeros(mesh.size, np.int8), partition)
+    shutil.rmtree(_written(_absolute(folder) / "snapshot-0", {"trial": trial}))
 
 
 def remove(folder: Path, but: Path | None = None) -> None:
@@ -108,7 +112,7 @@ def load(folder: Path, step: int, like: Any, mesh: Any) -> Any:
     import jax
     import numpy as np
 
-    path = Path(os.path.abspath(folder)) / f"snapshot-{step}"  # noqa: PTH100
+    path = _absolute(folder) / f"snapshot-{step}"
     contents = _Contents(**json.loads((path / _STATE).read_text(encoding="utf-8")))
     wanted = _leaves(like)
     if contents.names != wanted.keys():
@@ -122,6 +126,23 @@ def load(folder: Path, step: int, like: Any, mesh: Any) -> Any:
             values[name] = value if each["is_array"] else value[()]
     found = {**arrays, **values, **contents.plain}
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), [found[name] for name in wanted])
+
+
+def _absolute(folder: Path) -> Path:
+    return Path(os.path.abspath(folder))  # noqa: PTH100 (links stay, as hosts may see them otherwise)
+
+
+def _written(path: Path, state: Any) -> Path:
+    """The folder in which a snapshot has been written that is to be ``path``."""
+    fresh = path.with_name(f"{path.name}.new-{uuid.uuid4().hex}")
+    fresh.mkdir(parents=True)
+    try:
+        _write(fresh, state)
+    except BaseException:
+        # Hosts may still write there; what they leave goes with the next snapshot.
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return fresh
 
 
 def _write(folder: Path, state: Any) -> None:
@@ -197,8 +218,8 @@ def _write_arrays(folder: Path, contents: _Contents, arrays: Mapping[str, Any]) 
         part = storage.missing_part(folder / _ARRAYS / each["number"])
         if part is not None:
             raise OSError(
-                f"{folder.parent} is not the same folder on all hosts: a host has written the part {part} of {name}, "
-                f"and it is not there on {os.uname().nodename}, where the program runs. Give a folder on a file system "
+                f"{folder.parent} is not the same folder on all hosts: what a host has written there ({part} of {name}) "
+                f"is not to be seen on {os.uname().nodename}, where the program runs. Give a folder on a file system "
                 "that all hosts share"
             )
         _sync(folder / _ARRAYS / each["number"])

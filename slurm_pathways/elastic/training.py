@@ -104,7 +104,7 @@ class Attempt:
         devices.
 
         Raises:
-            jax.errors.JaxRuntimeError: a loss, which ``run`` handles. ValueError: see ``Preemption.folder``.
+            jax.errors.JaxRuntimeError: a loss, which ``run`` handles. OSError, ValueError: see ``Preemption.folder``.
         """
         self._step, state = self._training.state_for(self, init)
         return state  # type: ignore[no-any-return]
@@ -241,8 +241,11 @@ class _Training(Generic[_Result]):
         if (found := self._snapshots.newest(mesh)) is not None:
             return found
         state = _place(init(mesh), mesh)
-        step = disk.newest_step(self._preemption.folder) if self._preemption is not None else None
-        if self._preemption is None or step is None:
+        if self._preemption is None:
+            return 0, state
+        disk.check(self._preemption.folder, mesh)
+        step = disk.newest_step(self._preemption.folder)
+        if step is None:
             return 0, state
         return step, disk.load(self._preemption.folder, step, state, mesh)
 

@@ -103,37 +103,65 @@ def test_rl(submit_template: SubmitTemplate, folder: Path) -> None:
     assert min(rewards[-10:]) > 0.85
 
 
-def plain_loss(folder: Path, num_steps: int) -> str:
-    """The last line of the training that nobody interrupts, on JAX's own devices."""
-    argv = [sys.executable, EXAMPLES / "requeue" / "train.py", "--checkpoint", "plain.npz", "--steps", str(num_steps)]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
-def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path) -> None:
-    """The signal comes, the program saves, the job is queued again, and ends with the value of an undisturbed one."""
-    steps = folder / "steps"
-    steps.write_text("1000000000")
-    program = f'exec python {EXAMPLES / "requeue" / "train.py"} --steps "$(cat steps)"'
-    job = submit_template("requeue", 1, "sh", "-c", program)
-    job.until_said("step 100 ")
-    signalled = sandbox.run(["scancel", "--batch", "--signal=USR1", str(job.job_id)], COMMAND_TIMEOUT_S)
-    assert signalled.returncode == 0, signalled.stderr
-    job.until_said("saved at step ")
-    [saved] = re.findall(r"saved at step (\d+)", job.said())
-    num_steps = int(saved) + 200
-    steps.write_text(str(num_steps))
-    job.until(lambda: job.fields()["Restarts"] == "1", "was not queued again", SAVE_TIMEOUT_S)
-    job.until(lambda: job.fields()["JobState"] == "PENDING", "does not wait", SAVE_TIMEOUT_S)
-    # Slurm lets a job that was queued again wait for two minutes.
-    assert (
-        sandbox.run(["scontrol", "update", f"jobid={job.job_id}", "starttime=now"], COMMAND_TIMEOUT_S).returncode == 0
+def undisturbed(folder: Path, *argv: object, platform: str = "proxy") -> str:
+    """What a training on this machine says that nobody interrupts."""
+    environ = {**os.environ, "JAX_PLATFORMS": platform}
+    done = subprocess.run(
+        list(map(str, argv)), cwd=folder, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S
     )
-    assert job.wait() == "0:0", job.said()
-    assert f"from step {saved}\n" in job.said()
-    assert job.said().splitlines()[-1] == plain_loss(folder, num_steps)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses_in(path: Path) -> dict[int, float]:
+    """Those that examples/elastic has read, by step."""
+    return {int(step): loss for step, loss in json.loads(path.read_text()).items()}
+
+
+@pytest.mark.timeout(400)
+def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path) -> None:
+    """The signal comes, the program saves, the job is queued again, and ends with the values of an undisturbed one.
+
+    Of a program that writes its own checkpoints, and of one with ``slurm_pathways.elastic``, whose two hosts write.
+    """
+    plain, elastic = EXAMPLES / "requeue" / "train.py", EXAMPLES / "elastic" / "train.py"
+    options = "--checkpoints elastic --min-step-s 0.1 --losses losses-${SLURM_RESTART_COUNT:-0}.json"
+    scripts = {"plain": f"exec python {plain}", "elastic": f"exec python {elastic} {options}"}
+    jobs, saved = {}, {}
+    for name, script in scripts.items():
+        (folder / f"{name}-steps").write_text("1000000000")
+        script += f' --steps "$(cat {name}-steps)"'
+        jobs[name] = submit_template("requeue", 2 if name == "elastic" else 1, "sh", "-c", script)
+    for name, job in jobs.items():
+        job.until_said(" step 20 " if name == "elastic" else "step 100 ")
+        signalled = sandbox.run(["scancel", "--batch", "--signal=USR1", str(job.job_id)], COMMAND_TIMEOUT_S)
+        assert signalled.returncode == 0, signalled.stderr
+        words = "preempted: after step " if name == "elastic" else "saved at step "
+        job.until_said(words)
+        [step] = re.findall(rf"{words}(\d+)", job.said())
+        saved[name] = int(step)
+        (folder / f"{name}-steps").write_text(str(saved[name] + 20))
+    assert [path.name for path in (folder / "elastic").iterdir()] == [f"snapshot-{saved['elastic']}"]
+    for job in jobs.values():
+        job.until(lambda job=job: job.fields()["Restarts"] == "1", "was not queued again", SAVE_TIMEOUT_S)
+        job.until(lambda job=job: job.fields()["JobState"] == "PENDING", "does not wait", SAVE_TIMEOUT_S)
+        # Slurm lets a job that was queued again wait for two minutes.
+        update = ["scontrol", "update", f"jobid={job.job_id}", "starttime=now"]
+        assert sandbox.run(update, COMMAND_TIMEOUT_S).returncode == 0
+    for name, job in jobs.items():
+        assert job.wait() == "0:0", job.said()
+        assert f"from step {saved[name]}" in job.said()
+    num_steps = ["--steps", saved["plain"] + 20]
+    said = undisturbed(folder, sys.executable, plain, "--checkpoint", "plain.npz", *num_steps, platform="cpu")
+    assert jobs["plain"].said().splitlines()[-1] == said.splitlines()[-1]
+    num_steps = ["--steps", saved["elastic"] + 20, "--losses", "undisturbed.json"]
+    undisturbed(
+        folder, COMMAND, "run", "-q", "--local", "--hosts-per-slice", 2, "--", sys.executable, elastic, *num_steps
+    )
+    expected = losses_in(folder / "undisturbed.json")
+    before, after = losses_in(folder / "losses-0.json"), losses_in(folder / "losses-1.json")
+    assert sorted(after) == sorted(expected)[-20:]
+    assert {**before, **after} == pytest.approx({step: expected[step] for step in {**before, **after}}, rel=1e-5)
 
 
 def test_requeue_keeps_exit_codes(submit_template: SubmitTemplate, sandbox: Sandbox) -> None:
