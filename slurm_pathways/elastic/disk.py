@@ -218,8 +218,8 @@ def _write_arrays(folder: Path, contents: _Contents, arrays: Mapping[str, Any]) 
         part = storage.missing_part(folder / _ARRAYS / each["number"])
         if part is not None:
             raise OSError(
-                f"{folder.parent} is not the same folder on all hosts: what a host has written there ({part} of {name}) "
-                f"is not to be seen on {os.uname().nodename}, where the program runs. Give a folder on a file system "
+                f"{folder.parent} is not the same folder on all hosts: a host has written {part} of {name}, and on "
+                f"{os.uname().nodename}, where the program runs, it is not to be seen. Give a folder on a file system "
                 "that all hosts share"
             )
         _sync(folder / _ARRAYS / each["number"])

@@ -145,8 +145,9 @@ def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path
     for job in jobs.values():
         job.until(lambda job=job: job.fields()["Restarts"] == "1", "was not queued again", SAVE_TIMEOUT_S)
         job.until(lambda job=job: job.fields()["JobState"] == "PENDING", "does not wait", SAVE_TIMEOUT_S)
-        # Slurm lets a job that was queued again wait for two minutes.
-        update = ["scontrol", "update", f"jobid={job.job_id}", "starttime=now"]
+        # Slurm lets a job that was queued again wait for two minutes. In the second in which it has called the nodes
+        # off, they refuse it, and it fails.
+        update = ["scontrol", "update", f"jobid={job.job_id}", "starttime=now+2"]
         assert sandbox.run(update, COMMAND_TIMEOUT_S).returncode == 0
     for name, job in jobs.items():
         assert job.wait() == "0:0", job.said()
