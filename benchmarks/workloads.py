@@ -11,6 +11,7 @@ from benchmarks import (
     dispatch,
     memory,
     recovery,
+    requeue,
     simulation,
     slurm,
     snapshots,
@@ -35,6 +36,7 @@ TOPICS = (
     snapshots,
     soak,
     recovery,
+    requeue,
 )
 
 if __name__ == "__main__":
