@@ -7,6 +7,7 @@ failed, else 0.
 """
 
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,4 +47,6 @@ def run_side_by_side(apart: Sequence[str], shown: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Whoever runs this in the background of a script has it ignored, and so would the programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run_side_by_side(*halves(sys.argv[1:])))
