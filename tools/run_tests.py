@@ -47,6 +47,9 @@ def run_side_by_side(apart: Sequence[str], shown: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Whoever runs this in the background of a script has it ignored, and so would the programs that tests interrupt.
+    # Whoever runs this in the background of a script, or by nohup, has these ignored; so would the programs that tests
+    # send them to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(run_side_by_side(*halves(sys.argv[1:])))

@@ -18,7 +18,7 @@ TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 JOB_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 30.0
 #: What was cancelled or lost its launcher is gone from all nodes by then.
-GONE_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.2
 
 PSUM = """
