@@ -494,10 +494,19 @@ class Dispatcher:
             for value in values
             if type(value) is Shards and value.retaining is not None and not value.retaining.is_settled.is_set()
         ]
-        if len(values) == len(instruction.arrays) and (under_way or not all(map(pjrt.is_ready, arrays))):
+        is_whole = len(values) == len(instruction.arrays)
+        if is_whole and (under_way or not all(map(pjrt.is_ready, arrays)) or self._awaits_word(arrays)):
             self._waiting.submit(self._answer_when_ready, instruction, arrays, under_way)
         else:
             self._answer_when_ready(instruction, arrays, ())
+
+    def _awaits_word(self, arrays: list[pjrt.Array]) -> bool:
+        """Whether why computed arrays have failed may yet be explained: not by the thread that is to hear of that."""
+        try:
+            pjrt.wait(arrays)
+        except pjrt.PjrtError as failure:
+            return self._endings.may_explain(pjrt.status_of(failure))
+        return False
 
     def _answer_when_ready(
         self, instruction: AwaitReady, arrays: list[pjrt.Array], under_way: Iterable[Retaining]
@@ -523,7 +532,8 @@ class Dispatcher:
 
     def _send_value(self, instruction: SendValue) -> Instructions | None:
         value = instruction.source.array.value
-        if value is not None and type(value) is not Strings and not pjrt.is_ready(value.array):
+        has_array = value is not None and type(value) is not Strings
+        if has_array and (not pjrt.is_ready(value.array) or self._awaits_word([value.array])):
             self._waiting.submit(self._send_value_when_ready, instruction)
             return None
         self._answer_with_value(instruction)
