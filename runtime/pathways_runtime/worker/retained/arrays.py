@@ -45,9 +45,10 @@ class RetainedArrays:
         self._on_use_changed = on_use_changed
         self._lock = threading.Lock()
         self._threads = Pool("retained", _MAX_THREADS)
-        self._found = self._take_again()
         #: Of what the journal has: so that its memory stays.
-        self._contents = {key: contents for key, (_, contents) in self._found.items()}
+        self._contents = self._take_again()
+        #: Of these, what was found and not adopted yet.
+        self._found = set(self._contents)
         #: Dropped before they were recorded; of sessions that are over, none is recorded any more.
         self._dropped_early: set[tuple[SessionId, Handle]] = set()
         self._closed: set[SessionId] = set()
@@ -63,13 +64,11 @@ class RetainedArrays:
 
     # What an executor before this one had
 
-    def _take_again(self) -> dict[tuple[SessionId, Handle], tuple[Retained, list[HostArray]]]:
+    def _take_again(self) -> dict[tuple[SessionId, Handle], list[HostArray]]:
         records = self._journal.records
         ranges = [(shard.start, shard.num_bytes) for record in records.values() for shard in record.shards]
         contents = iter(self._file.take_again(ranges))
-        return {
-            key: (record, [_typed(next(contents), record) for _ in record.shards]) for key, record in records.items()
-        }
+        return {key: [_typed(next(contents), record) for _ in record.shards] for key, record in records.items()}
 
     def found(self) -> tuple[HostIndex | None, tuple[tuple[SessionId, tuple[Handle, ...]], ...]]:
         """What was found: behind which virtual host the executor stood (None: there is nothing), and by session the
@@ -77,15 +76,15 @@ class RetainedArrays:
         by_session: dict[SessionId, list[Handle]] = {}
         host = None
         with self._lock:
-            for (session, handle), (record, _) in self._found.items():
-                by_session.setdefault(session, []).append(handle)
+            for record in map(self._journal.records.__getitem__, sorted(self._found)):
+                by_session.setdefault(record.session, []).append(record.handle)
                 host = record.host
         return host, tuple((session, tuple(handles)) for session, handles in by_session.items())
 
     def bind(self, host: HostIndex) -> None:
         """This executor stands behind a host: what was found is of no use behind another."""
         with self._lock:
-            others = [key for key, (record, _) in self._found.items() if record.host != host]
+            others = [key for key in self._found if self._journal.records[key].host != host]
         for key in others:
             self._drop(*key)
 
@@ -99,10 +98,11 @@ class RetainedArrays:
     def adopt(self, session: SessionId, home: Callable[[], World]) -> tuple[Found, ...]:
         """The arrays of a session that were found, in the world ``home``; once."""
         with self._lock:
-            chosen = [key for key in self._found if key[0] == session]
-            found = [(key[1], *self._found.pop(key)) for key in chosen]
+            chosen = sorted(key for key in self._found if key[0] == session)
+            self._found.difference_update(chosen)
+            found = [(self._journal.records[key], self._contents[key]) for key in chosen]
         adopted = []
-        for handle, record, contents in found:
+        for record, contents in found:
             devices = tuple(shard.device for shard in record.shards)
             placement = home().placement(devices, record.memory_kind)
             value = Shards(pjrt.put(contents, placement.sharding, placement.physical), placement)
@@ -110,7 +110,7 @@ class RetainedArrays:
             ranges = zip(record.shards, contents, strict=True)
             value.retaining.ranges = tuple((shard.start, content) for shard, content in ranges)
             value.retaining.is_settled.set()
-            adopted.append((handle, devices, value))
+            adopted.append((record.handle, devices, value))
         return tuple(adopted)
 
     # What this one has
@@ -118,6 +118,9 @@ class RetainedArrays:
     def retain(self, instruction: RetainArray, host: HostIndex, post: Callable[[Event], None]) -> None:
         """Perform RetainArray. ``post`` takes an event and performs what follows."""
         value = instruction.array.value
+        if value is None:
+            # It has failed meanwhile, on another thread.
+            return
         assert type(value) is Shards
         value.retaining = Retaining()
         self._threads.submit(self._retain, instruction, value, value.retaining, host, post)
@@ -232,7 +235,7 @@ class RetainedArrays:
                 return
             self._journal.drop(session, handle)
             # Not before the journal says so: memory that it names must not be used for anything else.
-            self._found.pop(key, None)
+            self._found.discard(key)
             contents = self._contents.pop(key)
             if not self._journal.records:
                 self._on_use_changed(False)
