@@ -23,7 +23,7 @@ import numpy as np
 from pathways_runtime.core.dtype import DType
 from pathways_runtime.core.ids import OpId, SessionId, WorldId
 from pathways_runtime.core.status import Code, Status, StatusError, error
-from pathways_runtime.core.worker.arrays import first_failure
+from pathways_runtime.core.worker.arrays import ShardRef, first_failure
 from pathways_runtime.core.worker.events import ArrayFailed, ArrayMade, Event, LaunchEnqueued, LaunchFailed, ReadTaken
 from pathways_runtime.core.worker.instructions import (
     AnswerAwait,
@@ -495,18 +495,14 @@ class Dispatcher:
             if type(value) is Shards and value.retaining is not None and not value.retaining.is_settled.is_set()
         ]
         is_whole = len(values) == len(instruction.arrays)
-        if is_whole and (under_way or not all(map(pjrt.is_ready, arrays)) or self._awaits_word(arrays)):
-            self._waiting.submit(self._answer_when_ready, instruction, arrays, under_way)
-        else:
-            self._answer_when_ready(instruction, arrays, ())
-
-    def _awaits_word(self, arrays: list[pjrt.Array]) -> bool:
-        """Whether why computed arrays have failed may yet be explained: not by the thread that is to hear of that."""
-        try:
-            pjrt.wait(arrays)
-        except pjrt.PjrtError as failure:
-            return self._endings.may_explain(pjrt.status_of(failure))
-        return False
+        if not (is_whole and (under_way or not all(map(pjrt.is_ready, arrays)))):
+            # Why one has failed is not for this thread to wait for: it may be the one that is to hear of that.
+            with contextlib.suppress(pjrt.PjrtError):
+                pjrt.wait(arrays)
+                failure = first_failure(instruction.arrays)
+                self._answer_await(AnswerAwait(instruction.session, instruction.wait_id, failure))
+                return
+        self._waiting.submit(self._answer_when_ready, instruction, arrays, under_way)
 
     def _answer_when_ready(
         self, instruction: AwaitReady, arrays: list[pjrt.Array], under_way: Iterable[Retaining]
@@ -532,30 +528,25 @@ class Dispatcher:
 
     def _send_value(self, instruction: SendValue) -> Instructions | None:
         value = instruction.source.array.value
-        has_array = value is not None and type(value) is not Strings
-        if has_array and (not pjrt.is_ready(value.array) or self._awaits_word([value.array])):
-            self._waiting.submit(self._send_value_when_ready, instruction)
-            return None
-        self._answer_with_value(instruction)
-        return self._take(ReadTaken((instruction.source.array,)))
+        if value is None or type(value) is Strings or pjrt.is_ready(value.array):
+            # As in _await_ready.
+            with contextlib.suppress(pjrt.PjrtError):
+                self._answer_with(instruction, *_contents_of(instruction.source))
+                return self._take(ReadTaken((instruction.source.array,)))
+        self._waiting.submit(self._send_value_when_ready, instruction)
+        return None
 
     def _send_value_when_ready(self, instruction: SendValue) -> None:
-        self._answer_with_value(instruction)
-        self.post(ReadTaken((instruction.source.array,)))
-
-    def _answer_with_value(self, instruction: SendValue) -> None:
         array = instruction.source.array
         contents: HostArray | None = None
-        failure = None
         try:
-            if type(array.value) is Strings:
-                contents = array.value.shards[instruction.source.position]
-            else:
-                contents = pjrt.view(value_of(array).shard(instruction.source.position))
-        except StatusError as raised:
-            failure = raised.status
+            contents, failure = _contents_of(instruction.source)
         except pjrt.PjrtError as raised:
             failure = array.failure or self._endings.explain(pjrt.status_of(raised), newest_world_s((array,)))
+        self._answer_with(instruction, contents, failure)
+        self.post(ReadTaken((array,)))
+
+    def _answer_with(self, instruction: SendValue, contents: HostArray | None, failure: Status | None) -> None:
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(Fetched(instruction.wait_id, failure), contents)
@@ -564,6 +555,21 @@ class Dispatcher:
         link = self._links.get(instruction.session)
         if link is not None:
             link.send(Fetched(instruction.wait_id, instruction.failure))
+
+
+def _contents_of(source: ShardRef) -> tuple[HostArray | None, Status | None]:
+    """A shard's contents, once it is ready, or the failure of its array.
+
+    Raises:
+        PjrtError: what it failed with, where the array does not say so yet.
+    """
+    array = source.array
+    if type(array.value) is Strings:
+        return array.value.shards[source.position], None
+    try:
+        return pjrt.view(value_of(array).shard(source.position)), None
+    except StatusError as raised:
+        return None, raised.status
 
 
 def _always(_: EnqueueLaunch) -> bool:

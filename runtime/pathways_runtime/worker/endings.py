@@ -12,7 +12,7 @@ from pathways_runtime.core.status import Status
 
 #: How long the controller may take to say that a member was lost. It is told by the kernel when a process ends, and
 #: waits half a second at most for a supervisor's word.
-VERDICT_TIMEOUT_S = 5.0
+VERDICT_TIMEOUT_S = 2.0
 #: How long after the loss of a member failures may still come from it.
 _AFTERMATH_S = 30.0
 
