@@ -108,11 +108,11 @@ def aligned_bytes(size_bytes: int) -> Bytes:
     return raw[skip : skip + size_bytes]
 
 
-def class_bytes(length: int) -> int:
-    """The size of block that holds ``length`` bytes: four sizes per power of two, whole pages."""
-    if length <= _MIN_CLASS_BYTES:
-        return _MIN_CLASS_BYTES
-    step = max(_PAGE_BYTES, 1 << ((length - 1).bit_length() - 3))
+def class_bytes(length: int, least_bytes: int = _MIN_CLASS_BYTES, unit_bytes: int = _PAGE_BYTES) -> int:
+    """The size of block that holds ``length`` bytes: four sizes per power of two, whole units (by default pages)."""
+    if length <= least_bytes:
+        return least_bytes
+    step = max(unit_bytes, 1 << ((length - 1).bit_length() - 3))
     return -(-length // step) * step
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, Lease
+from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, Lease, class_bytes
 
 #: Beside what is in use, so much that is free stays in memory: fresh pages cost several times what warm ones cost.
 _MIN_WARM_BYTES = 256 << 20
@@ -23,9 +23,8 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def size_of(length: int) -> int:
-    """The size of the range that holds ``length`` bytes: four sizes per power of two, so that ranges fit again."""
-    step = max(ALIGNMENT_BYTES, 1 << (max(length, 1).bit_length() - 3)) if length > 4 else ALIGNMENT_BYTES
-    return max(ALIGNMENT_BYTES, -(-length // step) * step)
+    """The size of the range that holds ``length`` bytes. Small ones are many: scalars of a state."""
+    return class_bytes(length, ALIGNMENT_BYTES, ALIGNMENT_BYTES)
 
 
 class OutOfMemory(Exception):
