@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, SessionId
+from pathways_runtime.core.status import Code, Status
+from pathways_runtime.core.worker.arrays import LocalArray
+from pathways_runtime.core.worker.events import Event
+from pathways_runtime.core.worker.instructions import RetainArray
 from pathways_runtime.worker.retained import descriptor
 from pathways_runtime.worker.retained import file as retained_file
+from pathways_runtime.worker.retained.arrays import RetainedArrays
 from pathways_runtime.worker.retained.file import OutOfMemory, RetainedFile
 from pathways_runtime.worker.retained.journal import Journal, JournalFull, Retained, Shard
 
@@ -170,3 +175,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     journal.drop(SessionId(3), Handle(1))
     journal.add(_record(2000))
     assert len(Journal(buffer).records) == count
+
+
+def test_an_array_that_has_failed_meanwhile_is_not_retained(fd: int) -> None:
+    used: list[bool] = []
+    retained = RetainedArrays(fd, used.append)
+    array = LocalArray(Handle(1), (DeviceId(0),))
+    array.failure = Status(Code.DATA_LOSS, "it failed")
+    posted: list[Event] = []
+    retained.retain(RetainArray(SessionId(1), array), HostIndex(0), posted.append)
+    retained.close()
+    assert (posted, used, retained.found()) == ([], [], (None, ()))
+    assert retained.held_bytes() == {"in_use": 0, "free": 0}
