@@ -43,7 +43,7 @@ def lend(job_id: int, run_dir: Path | None, environ: Mapping[str, str], say: Say
     """
     allocation = find_allocation(environ)
     if allocation.step is not None:
-        raise ConfigurationError("lend-nodes is the script of a job that slurm-pathways grow submits, and no step")
+        raise ConfigurationError("lend is the script of a job that slurm-pathways grow submits, and no step")
     try:
         node = Slurm(enter_environment(environ)).first_node(job_id)
     except CommandError as failure:

@@ -73,7 +73,6 @@ class Companions:
     """All but ``__init__`` and ``Door``'s threads is on the main thread, as processes are started there.
 
     Args:
-        tell: gets what visitors say, to be handed to ``handle`` on the main thread.
         say: gets lines for the user.
     """
 
@@ -86,7 +85,11 @@ class Companions:
     _awaiting: dict[Visitor, str] = field(default_factory=dict)
 
     def open(self, tell: Callable[[Came | Went], None]) -> None:
-        """The run is ready: from now on it can grow."""
+        """The run is ready: from now on it can grow.
+
+        Args:
+            tell: gets what visitors say, to be handed to ``handle`` on the main thread.
+        """
         path = self.runtime.run_dir / f"{SOCKET_NAME}.sock"
         self._door = Door(path, tell)
         self.runtime.record(growth=str(path))

@@ -5,11 +5,8 @@ tells ``News`` of these nodes, and ``Over`` when it needs them no more. Who asks
 for a companion ``Await``.
 """
 
-from collections.abc import Callable
-
 import msgspec
 
-from slurm_pathways.launch.components import RuntimeEvent
 from slurm_pathways.slurm.quantities import Gres
 
 #: Of the socket, in the run folder.
@@ -90,5 +87,3 @@ class StillThere(msgspec.Struct, frozen=True, tag="still_there"):
 
 
 Answer = Facts | Taken | News | Joined | Refused | Over | StillThere
-
-Tell = Callable[[RuntimeEvent], None]
