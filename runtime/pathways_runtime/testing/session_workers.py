@@ -293,7 +293,8 @@ class Workers:
                 for handle in handles:
                     if handle not in self.arrays and handle not in self.failures:
                         raise UseAfterFree(f"array {handle} is deleted but not there")
-                    self._holders[handle].difference_update(submit.hosts)
+                    # A host that was lost before its turn is not told; it may be back, with the array.
+                    self._holders[handle].difference_update(set(submit.hosts) - lost)
                     if not self._holders[handle]:
                         self.arrays.pop(handle, None)
                         self.failures.pop(handle, None)

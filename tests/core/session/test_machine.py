@@ -39,7 +39,6 @@ class Value:
         self.parents = parents
         self.causes: set[Status] = set()
         self.seen: Status | None = None
-        self.seen_ok = False
 
     def possible(self) -> set[Status]:
         """All causes that may have reached it."""
@@ -454,6 +453,10 @@ class Session(RuleBasedStateMachine):
         self.check_answers()
         assert not driver.open_requests, f"never answered: {driver.open_requests}"
         driver.ask(requests.DestructArray(tuple(sorted({*self.live, *self.deleted}))))
+        driver.run_workers()
+        # What is in the memory of a lost host is given up when that is back.
+        for host in sorted(self.away):
+            driver.return_host(host, driver.workers.in_host_memory(host))
         driver.run_workers()
         assert not driver.workers.held(), "workers hold what the client has given up"
         assert driver.core.figures()["arrays"] == 0
