@@ -54,7 +54,9 @@ def use_shell(terminal: Terminal, num_devices: int) -> None:
     terminal.until("In [1]:")
     terminal.type("import jax; print('devices', jax.device_count() * 100)\n")
     terminal.until(f"devices {num_devices * 100}")
-    terminal.type("while True: pass\n\n")
+    # What is typed before it runs would be taken by the prompt.
+    terminal.type("print('turn' + 'ing'); exec('while True: pass')\n")
+    terminal.until("turning")
     terminal.type("\x03")
     terminal.until("KeyboardInterrupt")
     terminal.type("print('sum', float(jax.numpy.arange(5.0).sum()) * 100)\n")
