@@ -91,13 +91,7 @@ def _add_executor(report: Report, host: HostIndex, answer: Report) -> None:
         report["bytes_moved"][way] = report["bytes_moved"].get(way, 0) + num_bytes
     for worker in report["workers"]:
         if worker["host"] == host:
-            worker.update(
-                {
-                    key: answer[key]
-                    for key in ("arrays", "bytes", "bytes_moved", "usage", "python", "retained")
-                    if key in answer
-                }
-            )
+            worker.update({key: answer[key] for key in _OF_WORKER if key in answer})
     report["transfers"] += _with(answer.get("transfers", []), host=host)
     report["waiting"] += _with(answer.get("waiting", []), host=host)
 

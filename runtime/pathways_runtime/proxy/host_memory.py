@@ -6,13 +6,12 @@ of about the same size; then the system has it back.
 
 import asyncio
 import contextlib
+import functools
 import mmap
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, class_bytes
+from pathways_runtime.transport.dataplane.memory import ALIGNMENT_BYTES, Bytes, Lease, class_bytes
 
 #: What may be in use before clients are held back. Clients that wait for nothing of ours are held back by nothing else.
 DEFAULT_BUDGET_BYTES = 512 << 20
@@ -71,7 +70,7 @@ class HostMemory:
         self.in_use_bytes += size
         self._make_room(0)
         start = -memory.ctypes.data % ALIGNMENT_BYTES + ALIGNMENT_BYTES
-        lease = _Lease(memory, self._dropped)
+        lease = Lease(memory, functools.partial(self._dropped, memory))
         return np.asarray(lease)[start - headroom_bytes : start + num_bytes].data
 
     def _dropped(self, memory: Bytes) -> None:
@@ -133,20 +132,3 @@ def _new_memory(num_bytes: int) -> Bytes:
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
-
-
-class _Lease:
-    """Memory that goes back when the last array over it is gone."""
-
-    __slots__ = ("_memory", "_on_dropped")
-
-    def __init__(self, memory: Bytes, on_dropped: Callable[[Bytes], None]) -> None:
-        self._memory = memory
-        self._on_dropped = on_dropped
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._on_dropped(self._memory)

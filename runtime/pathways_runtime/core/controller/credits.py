@@ -116,9 +116,9 @@ class Credits:
                     may_launch = True
         return may_launch
 
-    def reset(self, host: HostIndex) -> bool:
-        """Whoever stood behind a host is gone, and its launches with it. Returns what ``complete`` does."""
-        return self.complete(host, self.in_flight(host))
+    def reset(self, host: HostIndex) -> None:
+        """Whoever stood behind a host is gone, and its launches with it; groups that could not launch may now."""
+        self.complete(host, self.in_flight(host))
 
     def take_overdrawn(self) -> list[HostIndex]:
         """Hosts for which relays have reported more completions than were in flight; each once."""

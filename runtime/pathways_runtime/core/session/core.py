@@ -8,6 +8,7 @@ from pathways_runtime.core.ids import Handle, HostIndex, RequestId, SessionId
 from pathways_runtime.core.operations import HOST_MEMORY_KINDS
 from pathways_runtime.core.session import (
     events,
+    executions,
     figures,
     functions,
     hostbuffers,
@@ -157,7 +158,7 @@ class SessionCore:
             hostbuffers.drop_host_buffers(state, request)
         self._poison_results(_result_handles(request), status)
         if isinstance(request, requests.LoadedExecutableExecute) and request.result_status_handle:
-            launches.keep_refusal(state, request.result_status_handle, status)
+            executions.keep_refusal(state, request.result_status_handle, status)
         state.respond_error(request_id, status)
 
     def _poison_results(self, handles: tuple[Handle, ...], status: Status) -> None:
@@ -177,7 +178,7 @@ class SessionCore:
             elif record is not None and record.poison is None:
                 record.poison = event.failure
                 record.is_ready = False
-        launches.fail_outcomes(state, event.op_id, event.failure)
+        executions.fail_outcomes(state, event.op_id, event.failure)
 
     def _host_changed(self, event: events.HostChanged) -> None:
         state = self._state

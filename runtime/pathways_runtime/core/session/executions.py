@@ -59,6 +59,18 @@ def poison(
     keep_outcome(state, status_handle, ExecutionOutcome(OpId(0), None, cause))
 
 
+def keep_refusal(state: SessionState, status_handle: Handle, status: Status) -> None:
+    """An execution was refused: whoever asks for its outcome is told why."""
+    state.outcomes.setdefault(status_handle, ExecutionOutcome(OpId(0), None, status))
+
+
+def fail_outcomes(state: SessionState, op_id: OpId, failure: Status) -> None:
+    """An execution has failed: the outcome that is kept for it, if no wait tells it, is this failure."""
+    for outcome in state.outcomes.values():
+        if outcome.op_id == op_id and outcome.wait is None and outcome.failure is None:
+            outcome.failure = failure
+
+
 def answer(
     state: SessionState,
     request: requests.LoadedExecutableExecute,

@@ -4,10 +4,10 @@ from pathways_runtime.core.ids import Handle, OpId, RequestId
 from pathways_runtime.core.operations import Launch
 from pathways_runtime.core.session import executions, functions, plugins, requests, responses
 from pathways_runtime.core.session.arrays import ArrayRecord, describe
-from pathways_runtime.core.session.dataflow import ExecutionOutcome, SessionState
+from pathways_runtime.core.session.dataflow import SessionState
 from pathways_runtime.core.session.executables import ExecutableRecord
 from pathways_runtime.core.session.instructions import SubmitOperation
-from pathways_runtime.core.status import Code, Status, error
+from pathways_runtime.core.status import Code, error
 
 
 def execute(
@@ -145,15 +145,3 @@ def _raise_wrong_devices(name: str, executable: ExecutableRecord, handle: Handle
         f"{name} runs on devices {list(executable.devices)}, but its argument {describe(handle, record)} lies on"
         f" {list(placement.devices)}",
     )
-
-
-def fail_outcomes(state: SessionState, op_id: OpId, failure: Status) -> None:
-    """A launch has failed: the outcome that is kept for it, if any, is this failure."""
-    for outcome in state.outcomes.values():
-        if outcome.op_id == op_id and outcome.wait is None and outcome.failure is None:
-            outcome.failure = failure
-
-
-def keep_refusal(state: SessionState, status_handle: Handle, status: Status) -> None:
-    """An execution was refused: whoever asks for its outcome is told why."""
-    state.outcomes.setdefault(status_handle, ExecutionOutcome(OpId(0), None, status))
