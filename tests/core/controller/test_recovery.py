@@ -536,3 +536,18 @@ def test_an_executor_that_is_lost_again_is_waited_for_again():
     assert of_type(out, ins.BindExecutors) == []
     out = _returns(driver, 1, 3, (session, (7,)))
     assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 1)]
+
+
+def test_a_worker_that_takes_the_place_of_another_is_not_behind_its_former_host_too():
+    driver = Driver(Topology(1, 3, 2, "cpu")).start()
+    lose(driver, 0)
+    lose(driver, 1)
+    out = driver.register_executor(1, epoch=2)
+    (bind,) = of_type(out, ins.BindExecutors)
+    assert [(b.host, b.worker) for b in bind.executors] == [(0, 1)]
+    assert [(b.host, b.worker) for b in bind.all] == [(0, 1), (2, 2)]
+    (replaced,) = of_type(out, ins.ReplacePeer)
+    assert (replaced.peers, replaced.bound.host) == ((1002,), 0)
+    out = driver.register_executor(0, epoch=2)
+    (bind,) = of_type(out, ins.BindExecutors)
+    assert [(b.host, b.worker) for b in bind.all] == [(0, 1), (1, 0), (2, 2)]

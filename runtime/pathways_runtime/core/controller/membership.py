@@ -142,9 +142,8 @@ class Membership:
 
     def member_peer(self, host: HostIndex) -> PeerId | None:
         """The connection of the live executor that serves for a virtual host, or is about to."""
-        worker = self.hosts[host].worker
-        is_bound = worker is not None and worker.state is WorkerState.BOUND
-        return worker.executor.peer if worker is not None and is_bound and worker.executor else None
+        worker = self.hosts[host].member
+        return worker.executor.peer if worker is not None and worker.executor else None
 
     def live_executors(self) -> tuple[PeerId, ...]:
         """The connections of all live executors that serve for a virtual host."""
@@ -518,9 +517,9 @@ class Membership:
     def _bound_executors(self) -> tuple[BoundExecutor, ...]:
         bound = []
         for host in self.hosts:
-            worker = host.worker
+            worker = host.member
             executor = worker.executor if worker is not None else None
-            if worker is not None and worker.state is WorkerState.BOUND and executor is not None:
+            if worker is not None and executor is not None:
                 where = executor.data_address, executor.host_key
                 bound.append(BoundExecutor(host.index, executor.peer, worker.worker, worker.name, *where))
         return tuple(bound)

@@ -120,6 +120,13 @@ class Host:
         self.loss: Loss | None = None
 
     @property
+    def member(self) -> Worker | None:
+        """The live worker that serves for it, or is about to: ``worker``, unless that is lost or elsewhere by now."""
+        worker = self.worker
+        is_here = worker is not None and worker.state is WorkerState.BOUND and worker.host == self.index
+        return worker if is_here else None
+
+    @property
     def retained(self) -> tuple[tuple[SessionId, tuple[Handle, ...]], ...]:
         """By session, what is in memory there since before the worker's executor was started."""
         executor = None if self.worker is None else self.worker.executor
