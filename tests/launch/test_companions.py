@@ -130,6 +130,17 @@ def ready(worker: int) -> ComponentEvent:
     return ComponentEvent("controller", "host_ready", {"worker": worker, "name": "n"})
 
 
+def test_a_worker_that_joins_twice_is_one(companions: Companions, call: Callable[[], Caller]) -> None:
+    waiting, lending = call(), call()
+    companions.handle(Came(waiting.visitor, Await("job 8", 60.0)))
+    companions.handle(Came(lending.visitor, lend()))
+    companions.note(ready(2))
+    companions.note(ready(2))
+    assert waiting.heard() == []
+    companions.note(ready(3))
+    assert waiting.heard() == [Joined()]
+
+
 def test_nodes_join_and_go(
     companions: Companions, runtime: FakeRuntime, said: list[str], call: Callable[[], Caller]
 ) -> None:
@@ -146,6 +157,9 @@ def test_nodes_join_and_go(
     assert (lending.heard(), waiting.heard()) == ([News("worker-3 has joined the run", 2)], [Joined()])
     companions.note(ComponentEnded("worker-2", -9, False, will_restart=True))
     assert lending.heard() == []
+    # It joins again, which makes it no third one.
+    companions.note(ready(2))
+    assert (lending.heard(), waiting.heard()) == ([News("worker-2 has joined the run", 2)], [])
     companions.handle(Went(lending.visitor))
     assert runtime.given_back == ["worker-2", "worker-3"]
     assert said == ["starting worker-2, worker-3", "job 8 takes its 2 nodes back"]

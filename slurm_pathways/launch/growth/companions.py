@@ -60,12 +60,22 @@ class GrowingRuntime(Protocol):
 
 @dataclass(slots=True)
 class _Companion:
-    """``names``: of its workers that have not ended; ``problem``: what was said of the last one that had one."""
+    """
+    Attributes:
+        names: of its workers that have not ended.
+        ready: of those that have joined; executors that are started again join again.
+        problem: what was said of the last one that had one.
+    """
 
     lend: Lend
     names: set[str]
-    num_ready: int = 0
+    ready: set[str] = field(default_factory=set)
     problem: str | None = None
+
+    @property
+    def num_ready(self) -> int:
+        """How many have joined the run so far."""
+        return len(self.ready)
 
 
 @dataclass(slots=True)
@@ -150,9 +160,9 @@ class Companions:
 
     def _tell_joined(self) -> None:
         whole = {c.lend.companion for c in self._companions.values() if c.num_ready >= len(c.lend.nodes)}
-        for visitor, name in self._awaiting.items():
-            if name in whole:
-                visitor.send(Joined())
+        for visitor in [visitor for visitor, name in self._awaiting.items() if name in whole]:
+            del self._awaiting[visitor]
+            visitor.send(Joined())
 
     def note(self, event: RuntimeEvent) -> None:
         """Something happened to the runtime; most of it has to do with no companion."""
@@ -166,7 +176,7 @@ class Companions:
         visitor, companion = found
         match event:
             case ComponentEvent(name=what) if what == HOST_READY_EVENT:
-                companion.num_ready += 1
+                companion.ready.add(name)
                 visitor.send(News(f"{self.runtime.describe_component(name)} has joined the run", companion.num_ready))
                 self._tell_joined()
             case ComponentEvent(name=what, fields=fields) if what in _FAILURES:
