@@ -17,8 +17,8 @@ _TIMEOUT_S = 120.0
 def snapshots_in_training(num_bytes: int, cycles: int, step_s: float) -> Figures:
     """Train with a state of ``num_bytes`` and without snapshots, then with one in 20 steps, cycle by cycle in turns.
 
-    A step writes the whole state anew and computes for about ``step_s`` besides. Seconds per step, the fastest speed of
-    a copy while nothing else goes on, in bytes per second.
+    A step writes the whole state anew and computes for about ``step_s`` besides. Seconds per step, the speed of a
+    copy while nothing else goes on, in bytes per second: medians.
     """
     import jax
     import jax.numpy as jnp
