@@ -407,25 +407,31 @@ EXPORTED int epoll_wait(int fd, struct epoll_event *events, int most, int timeou
 	return next_epoll_wait()(fd, events, most, timeout_ms);
 }
 
-/* Whether a connection was made by the functions above: a listener's name is a port, or leads out of this folder. */
-static bool is_ours(int fd)
+/*
+ * Whether this is gloo's end of a connection that was made by the functions above: accepted at a port of this folder, or
+ * connected to a port of another one or to the way out of this host. Whoever carries bytes between hosts has the other
+ * ends, those of all worlds in one loop.
+ */
+static bool is_of_gloo(int fd)
 {
-	union address_of_unix listener;
-	socklen_t length = sizeof(listener.of_unix);
+	union address_of_unix address;
+	socklen_t length = sizeof(address.of_unix);
 	size_t prefix = strlen(folder);
-	const char *path = listener.of_unix.sun_path, *name;
+	const char *path = address.of_unix.sun_path, *name;
 
-	memset(&listener, 0, sizeof(listener));
-	if (next_getsockname()(fd, (struct sockaddr *)&listener, &length) < 0 || listener.of_unix.sun_family != AF_UNIX)
+	memset(&address, 0, sizeof(address));
+	if (next_getsockname()(fd, (struct sockaddr *)&address, &length) < 0 || address.of_unix.sun_family != AF_UNIX)
 		return false;
 	/* Who was accepted has the listener's name; who has connected has none, but the other end has. */
-	if (!*path) {
-		length = sizeof(listener.of_unix);
-		if (getpeername(fd, (struct sockaddr *)&listener, &length) < 0)
-			return false;
-	}
+	if (*path)
+		return port_of(&address.of_unix) != 0;
+	length = sizeof(address.of_unix);
+	if (getpeername(fd, (struct sockaddr *)&address, &length) < 0)
+		return false;
 	name = strrchr(path, '/');
-	return name && (port_named(name + 1) || (strncmp(path, folder, prefix) == 0 && name == path + prefix));
+	if (!name)
+		return false;
+	return (strncmp(path, folder, prefix) == 0 && name == path + prefix) != (port_named(name + 1) != 0);
 }
 
 /* Ends a connection, and drops what has come through it. Everything else stays as it is. */
@@ -484,7 +490,7 @@ EXPORTED ssize_t recv(int fd, void *bytes, size_t size, int flags)
 	int error = errno;
 
 	if (loop && size && (count == 0 || (count < 0 && error == ECONNRESET)) &&
-	    atomic_load_explicit(&is_in_use, memory_order_acquire) && is_ours(fd))
+	    atomic_load_explicit(&is_in_use, memory_order_acquire) && is_of_gloo(fd))
 		end_all_connections();
 	errno = error;
 	return count;
@@ -496,7 +502,7 @@ EXPORTED ssize_t writev(int fd, const struct iovec *parts, int count)
 	int error = errno;
 
 	if (written >= 0 || (error != EPIPE && error != ECONNRESET) ||
-	    !atomic_load_explicit(&is_in_use, memory_order_acquire) || !is_ours(fd)) {
+	    !atomic_load_explicit(&is_in_use, memory_order_acquire) || !is_of_gloo(fd)) {
 		errno = error;
 		return written;
 	}

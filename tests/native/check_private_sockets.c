@@ -487,6 +487,49 @@ static void check_end_of_all(const char *folder)
 	close(listener);
 }
 
+/* Who carries the bytes of several worlds between hosts, in one loop: where one connection ends, the others go on. */
+static void check_end_of_one(const char *folder)
+{
+	char path[200], bytes[8];
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	struct epoll_event event = {.events = EPOLLIN};
+	int way_out, inside = tcp(0), leaving[2], coming[2], ends[2][2], epoll = epoll_create1(0);
+
+	snprintf(path, sizeof(path), "%s/out", folder);
+	CHECK(unlink(path) == 0);
+	way_out = listen_at_unix(folder, "out", 2);
+	CHECK(try_bind(inside, PRIVATE_SOCKETS_RANGE | OWN_MEMBER, 901) == 0 && listen(inside, 2) == 0);
+	for (int i = 0; i < 2; i++) {
+		leaving[i] = socket(AF_UNIX, SOCK_STREAM, 0);
+		snprintf(name.sun_path, sizeof(name.sun_path), "%s/out", folder);
+		CHECK(connect(leaving[i], (struct sockaddr *)&name, sizeof(name)) == 0);
+		CHECK((ends[0][i] = accept(way_out, NULL, NULL)) >= 0);
+		ends[1][i] = socket(AF_UNIX, SOCK_STREAM, 0);
+		snprintf(name.sun_path, sizeof(name.sun_path), "%s/in%d", folder, i);
+		CHECK(bind(ends[1][i], (struct sockaddr *)&name, sizeof(name)) == 0 && unlink(name.sun_path) == 0);
+		snprintf(name.sun_path, sizeof(name.sun_path), "%s/901", folder);
+		CHECK(connect(ends[1][i], (struct sockaddr *)&name, sizeof(name)) == 0);
+		send_answer(ends[1][i], -1);
+		CHECK((coming[i] = accept(inside, NULL, NULL)) >= 0);
+		for (int way = 0; way < 2; way++)
+			CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ends[way][i], &event) == 0);
+	}
+	close(leaving[0]);
+	close(coming[0]);
+	CHECK(epoll_wait(epoll, &event, 1, 0) == 1);
+	for (int way = 0; way < 2; way++) {
+		CHECK(recv(ends[way][0], bytes, sizeof(bytes), 0) == 0);
+		check_talk(way ? coming[1] : leaving[1], ends[way][1]);
+		close(ends[way][0]);
+		close(ends[way][1]);
+	}
+	close(leaving[1]);
+	close(coming[1]);
+	close(epoll);
+	close(inside);
+	close(way_out);
+}
+
 /* Whether a process sleeps. */
 static bool is_asleep(pid_t pid)
 {
@@ -545,6 +588,7 @@ int main(int argc, char **argv)
 	check_full_queue(argv[1]);
 	check_writing_to_the_end(argv[1]);
 	check_end_of_all(argv[1]);
+	check_end_of_one(argv[1]);
 	check_the_rest(argv[1]);
 	puts("private sockets: ok");
 	return 0;

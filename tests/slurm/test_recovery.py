@@ -28,6 +28,9 @@ halves = [[device for device in jax.devices() if device.slice_index == index] fo
 where = [NamedSharding(Mesh(np.array(half), ("x",)), P("x")) for half in halves]
 put = lambda i: jax.device_put(np.arange(4, dtype=np.float32), where[i])
 arrays, kept = [put(0), put(1)], step(put(1))
+# Its world ends with the host; that of the other slice does not.
+everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+assert np.asarray(step(jax.device_put(np.arange(8, dtype=np.float32), everywhere)))[0] == 28
 failure, longest_s, good_s = "", 0.0, time.monotonic()
 print("values", [np.asarray(step(a)).tolist() for a in arrays], "up", flush=True)
 while time.monotonic() < good_s + 90:
