@@ -34,7 +34,8 @@ class Plan(NamedTuple):
 
     Attributes:
         deaths: of ``DEATHS``, in this order.
-        max_quiet_s: before each, by chance.
+        max_quiet_steps: of training before each, by chance. Counted in steps, as on a slow machine training would else
+            never get as far as its next snapshot.
         awaits_spares: the next comes only when the spares are there again; else as soon as all hosts are served.
         min_step_s: steps take at least so long.
     """
@@ -44,7 +45,7 @@ class Plan(NamedTuple):
     hosts_per_slice: int = 2
     num_spares: int = 1
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
-    max_quiet_s: float = 2.0
+    max_quiet_steps: int = 60
     awaits_spares: bool = True
     min_step_s: float = 0.0
 
@@ -162,8 +163,8 @@ def _end_undisturbed(training: Training, num_steps: int) -> None:
 
 def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: random.Random) -> Recovery:
     """Let a worker die, and wait for training and for all hosts."""
-    time.sleep(chance.uniform(0, plan.max_quiet_s))
-    report = runtime.status(_REPORT_TIMEOUT_S)
+    num_steps = _num_steps(training) + chance.randint(0, plan.max_quiet_steps)
+    report = _await(runtime, training, lambda _: _num_steps(training) >= num_steps)
     workers = [worker for worker in report["workers"] if worker["state"] in ("bound", "spare")]
     worker = workers[chance.randrange(len(workers))]
     num_lines, num_failures = len(training.lines), len(report["failures"])
@@ -181,11 +182,16 @@ def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: rando
         lines = training.lines[num_lines:]
         lost = [index for index, line in enumerate(lines) if "lost: DATA_LOSS" in line.text]
         after = lines[lost[-1] :] if lost else training.lines[wanted:]
-        good = [line for line in after if "loss" in line.text and " step " in line.text and "lost" not in line.text]
+        good = [line for line in after if _STEP.search(line.text)]
         if good:
             return Recovery(death, worker["host"], good[0].at_s - died_s if lost else None, whole_s)
         _check(training, died_s, report)
         time.sleep(_LOOK_EVERY_S)
+
+
+def _num_steps(training: Training) -> int:
+    """That it has printed so far, some of them more than once."""
+    return sum(_STEP.search(line.text) is not None for line in list(training.lines))
 
 
 def _await(runtime: Any, training: Training, is_so: Callable[[Any], bool], since_s: float | None = None) -> Any:

@@ -24,7 +24,7 @@ def test_twenty_deaths_change_nothing_of_what_is_learnt(runs_root: Path) -> None
         num_slices=2,
         num_spares=2,
         heartbeat_timeout_s=4.0,
-        max_quiet_s=0.2,
+        max_quiet_steps=20,
         awaits_spares=False,
         min_step_s=0.03,
     )
