@@ -8,7 +8,8 @@ import msgspec
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
-from slurm_pathways.launch.local import CONTROLLER, HOST_BACK_EVENT, HOST_READY_EVENT, HOST_THERE_EVENT
+from slurm_pathways.launch.local import CONTROLLER
+from slurm_pathways.launch.news import HOST_BACK_EVENT, HOST_READY_EVENT, HOST_THERE_EVENT
 from slurm_pathways.launch.records import (
     MAX_PROGRAMS_KEPT,
     RUN,

@@ -12,13 +12,8 @@ from pathways_runtime.transport.credentials import Credentials
 from slurm_pathways.config import RuntimeSpec
 from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments
 from slurm_pathways.launch.components import ComponentEvent, RuntimeEvent
-from slurm_pathways.launch.local import (
-    CONTROLLER,
-    LISTENING_EVENT,
-    Client,
-    LocalRuntime,
-    StartupFailed,
-)
+from slurm_pathways.launch.local import CONTROLLER, Client, LocalRuntime, StartupFailed
+from slurm_pathways.launch.news import LISTENING_EVENT
 
 _HEAD = "127.0.0.1"
 

@@ -19,7 +19,7 @@ from slurm_pathways.launch import event_log, records
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.history import History
-from slurm_pathways.launch.local import HOST_BACK_EVENT
+from slurm_pathways.launch.news import HOST_BACK_EVENT
 from slurm_pathways.launch.records import RUN, RUNTIME, Record, SlurmPlace
 from slurm_pathways.slurm import job_comment
 from slurm_pathways.slurm.environment import EnvironmentProblem, is_in_job, read_allocation

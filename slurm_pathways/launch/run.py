@@ -14,7 +14,8 @@ from slurm_pathways.launch.client_environment import check_client_environment
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.growth.companions import Companions
 from slurm_pathways.launch.growth.door import Came, Went
-from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed, describe_news
+from slurm_pathways.launch.local import CONTROLLER, REAL_MODULES, LocalRuntime, Modules, StartupFailed
+from slurm_pathways.launch.news import describe_news
 from slurm_pathways.launch.preflight import check_devices, check_machine
 from slurm_pathways.launch.program import (
     Program,

@@ -29,16 +29,8 @@ from slurm_pathways.launch.components import (
     RuntimeEvent,
 )
 from slurm_pathways.launch.controller_status import NoAnswer, Report
-from slurm_pathways.launch.local import (
-    CLOSE_GRACE_S,
-    CONTROLLER,
-    FAILED_EVENT,
-    LISTENING_EVENT,
-    REAL_MODULES,
-    Client,
-    LocalRuntime,
-    Modules,
-)
+from slurm_pathways.launch.local import CLOSE_GRACE_S, CONTROLLER, REAL_MODULES, Client, LocalRuntime, Modules
+from slurm_pathways.launch.news import FAILED_EVENT, LISTENING_EVENT
 from slurm_pathways.launch.node_address import Place, explain_unreachable
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.program import Program

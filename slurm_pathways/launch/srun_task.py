@@ -28,14 +28,8 @@ from slurm_pathways.launch.components import (
     describe_end,
     quote_log,
 )
-from slurm_pathways.launch.local import (
-    CLOSE_GRACE_S,
-    CONTROLLER,
-    FAILED_EVENT,
-    LISTENING_EVENT,
-    REAL_MODULES,
-    LocalRuntime,
-)
+from slurm_pathways.launch.local import CLOSE_GRACE_S, CONTROLLER, REAL_MODULES, LocalRuntime
+from slurm_pathways.launch.news import FAILED_EVENT, LISTENING_EVENT
 from slurm_pathways.launch.node_address import Place, explain_unreachable, own_place
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.post import POST, TASK_FAILED_EVENT, WORKER_ENDED_EVENT, Invitation, LetterBox, Post

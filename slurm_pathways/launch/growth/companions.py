@@ -26,7 +26,8 @@ from slurm_pathways.launch.growth.messages import (
     Refused,
     Taken,
 )
-from slurm_pathways.launch.local import CONTROLLER, GIVEN_UP_EVENT, HOST_READY_EVENT, REFUSED_EVENT
+from slurm_pathways.launch.local import CONTROLLER
+from slurm_pathways.launch.news import GIVEN_UP_EVENT, HOST_READY_EVENT, REFUSED_EVENT
 from slurm_pathways.slurm.quantities import Gres
 
 #: What ends a worker's part in a run, with the field that says why.

@@ -21,7 +21,8 @@ from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.growth.companions import Companions
 from slurm_pathways.launch.growth.door import Came, Went
-from slurm_pathways.launch.local import LISTENING_EVENT, Client, LocalRuntime, StartupFailed, describe_news
+from slurm_pathways.launch.local import Client, LocalRuntime, StartupFailed
+from slurm_pathways.launch.news import LISTENING_EVENT, describe_news
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder

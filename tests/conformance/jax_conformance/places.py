@@ -12,7 +12,8 @@ from types import TracebackType
 from jax_conformance.plan import Target
 from slurm_pathways.config import RECORDS_VARIABLE, RUNS_VARIABLE, RuntimeSpec
 from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
-from slurm_pathways.launch.local import TROUBLE_EVENTS, LocalRuntime
+from slurm_pathways.launch.local import LocalRuntime
+from slurm_pathways.launch.news import TROUBLE_EVENTS
 
 #: What chooses a backend.
 _CHOOSING = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
