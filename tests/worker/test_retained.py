@@ -10,7 +10,8 @@ from pathways_runtime.core.ids import DeviceId, Handle, HostIndex, SessionId
 from pathways_runtime.core.status import Code, Status
 from pathways_runtime.core.worker.arrays import LocalArray
 from pathways_runtime.core.worker.events import Event
-from pathways_runtime.core.worker.instructions import RetainArray
+from pathways_runtime.core.worker.instructions import DropArray, RecordArray, RetainArray
+from pathways_runtime.worker.retained import arrays as retained_arrays
 from pathways_runtime.worker.retained import descriptor
 from pathways_runtime.worker.retained import file as retained_file
 from pathways_runtime.worker.retained.arrays import RetainedArrays
@@ -175,6 +176,30 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     journal.drop(SessionId(3), Handle(1))
     journal.add(_record(2000))
     assert len(Journal(buffer).records) == count
+
+
+def test_arrays_that_the_journal_has_no_room_for_are_not_retained_and_said_once(
+    fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retained_arrays, "JOURNAL_BYTES", 8192)
+    used: list[bool] = []
+    retained = RetainedArrays(fd, used.append)
+    records = [_record(handle) for handle in range(100)]
+    for record in records:
+        array = LocalArray(record.handle, (DeviceId(0),))
+        retained.record(RecordArray(record.session, array, (record, [np.zeros(16, np.float32)])))
+    fitting = len(Journal(RetainedFile(fd, 8192, _LIMIT_BYTES).buffer).records)
+    assert 0 < fitting < 100
+    for record in records:
+        retained.drop(DropArray(record.session, record.handle))
+    assert used == [True, False]
+    # As if they had never been: what is recorded now counts.
+    retained.record(RecordArray(records[-1].session, array, (records[-1], [np.zeros(16, np.float32)])))
+    assert used == [True, False, True]
+    retained.close()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "arrays in host memory are not retained any more, and are lost with this process"
+    ]
 
 
 def test_an_array_that_has_failed_meanwhile_is_not_retained(fd: int) -> None:

@@ -528,6 +528,17 @@ def test_a_host_does_not_wait_for_ever():
     assert states(driver)[1] == "spare"
 
 
+def test_a_controller_that_slept_waits_on_for_memory_and_for_verdicts():
+    driver, session = _driver_with_memory()
+    lose(driver, 1)
+    driver.send(ev.PeerClosed(1000, "gone", driver.now_ns))
+    driver.now_ns += RETURN_NS
+    assert driver.send(ev.TimePassed(driver.now_ns)) == []
+    assert {worker: states(driver)[worker] for worker in (0, 1, 4)} == {0: "closing", 1: "starting", 4: "spare"}
+    out = _returns(driver, 1, 2, (session, (7,)))
+    assert [(b.host, b.worker) for b in of_type(out, ins.BindExecutors)[0].executors] == [(1, 1)]
+
+
 def test_an_executor_that_is_lost_again_is_waited_for_again():
     driver, session = _driver_with_memory()
     lose(driver, 1)

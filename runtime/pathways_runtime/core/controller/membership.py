@@ -353,11 +353,14 @@ class Membership:
         gap_ns = now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
         if gap_ns > self._heartbeat_timeout_ns // 2:
-            # It was the controller that did not run; heartbeats may lie unread, so silence says nothing.
+            # It was the controller that did not run; what was sent may lie unread, so silence says nothing.
             for peer in self._last_heard_ns:
                 self._last_heard_ns[peer] += gap_ns
             for worker in self._workers.values():
                 worker.begun_ns += gap_ns
+                worker.verdict_due_ns += gap_ns
+            for host in self._returning:
+                self._returning[host] += gap_ns
         findings: list[Finding] = []
         if self._returning and (late := [host for host, due_ns in self._returning.items() if due_ns <= now_ns]):
             for host in late:

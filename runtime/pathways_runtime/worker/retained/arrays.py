@@ -51,6 +51,8 @@ class RetainedArrays:
         self._found = set(self._contents)
         #: Dropped before they were recorded; of sessions that are over, none is recorded any more.
         self._dropped_early: set[tuple[SessionId, Handle]] = set()
+        #: Those that the journal had no room for, and that are not dropped yet.
+        self._unrecorded: set[tuple[SessionId, Handle]] = set()
         self._closed: set[SessionId] = set()
         self._has_warned = False
 
@@ -143,11 +145,7 @@ class RetainedArrays:
             # Whoever uses the array is told.
             logger.debug("array %d of session %d has failed and is not retained", array.handle, instruction.session)
         except OutOfMemory as full:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "arrays in host memory are not retained any more, and are lost with this process: %s", full
-                )
+            self._warn(full)
         else:
             retaining.ranges = ranges
             shards = tuple(
@@ -208,7 +206,8 @@ class RetainedArrays:
             try:
                 self._journal.add(record)
             except JournalFull as full:
-                logger.warning("array %d of session %d is not retained: %s", record.handle, record.session, full)
+                self._unrecorded.add(key)
+                self._warn(full)
                 return
             self._contents[key] = contents
             if not was_used:
@@ -222,6 +221,8 @@ class RetainedArrays:
         """Drop all of a session, for good."""
         with self._lock:
             self._closed.add(session)
+            for ahead in (self._dropped_early, self._unrecorded):
+                ahead.difference_update([key for key in ahead if key[0] == session])
             keys = [key for key in self._journal.records if key[0] == session]
         for key in keys:
             self._drop(*key)
@@ -230,7 +231,9 @@ class RetainedArrays:
         key = (session, handle)
         with self._lock:
             if key not in self._journal.records:
-                if is_one and session not in self._closed:
+                if key in self._unrecorded:
+                    self._unrecorded.discard(key)
+                elif is_one and session not in self._closed:
                     self._dropped_early.add(key)
                 return
             self._journal.drop(session, handle)
@@ -240,6 +243,11 @@ class RetainedArrays:
             if not self._journal.records:
                 self._on_use_changed(False)
         del contents
+
+    def _warn(self, full: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("arrays in host memory are not retained any more, and are lost with this process: %s", full)
 
 
 def _typed(contents: HostArray, record: Retained) -> HostArray:
