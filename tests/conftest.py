@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from slurm_pathways.config import RECORDS_VARIABLE, RUNS_VARIABLE, VARIABLE_PREFIX, RuntimeSpec
 from slurm_pathways.launch.local import LocalRuntime
+from tests.folders import all_below
 from tests.waiting import until
 
 #: What ends by itself is given this long; a leak is then reported.
@@ -87,7 +88,7 @@ def no_leaks(runs_root: Path) -> Iterator[None]:
         processes = {**_children(), **_processes_of(runs_root)}
         return [
             *(f"process {pid}: {command}" for pid, command in processes.items() if pid not in children),
-            *(f"file {path}" for path in sorted(runs_root.rglob("*"))),
+            *(f"file {path}" for path in sorted(all_below(runs_root))),
             *(f"shared memory {name}" for name in sorted(_shared_memory() - shared_memory)),
         ]
 

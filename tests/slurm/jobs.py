@@ -11,6 +11,7 @@ import psutil
 
 from slurm_pathways.sandbox.cluster import Sandbox
 from slurm_pathways.slurm.states import ENDED
+from tests.folders import all_below
 from tests.waiting import until
 
 COMMAND = Path(sys.executable).with_name("slurm-pathways")
@@ -135,7 +136,7 @@ def remove_kept_logs(runs_root: Path) -> None:
     """Those of a runtime that was ended from outside stay; nothing else does."""
 
     def others() -> list[Path]:
-        return [path for path in runs_root.rglob("*") if path.is_file() and path.parent.name != "logs"]
+        return [path for path in all_below(runs_root) if path.is_file() and path.parent.name != "logs"]
 
     until(lambda: not others(), others, GONE_TIMEOUT_S, POLL_INTERVAL_S)
     for path in sorted(runs_root.rglob("*"), reverse=True):
