@@ -8,6 +8,10 @@ from slurm_pathways.sandbox.spec import LOGIN, Addressing, SandboxSpec
 
 CLUSTER = "sandbox"
 PARTITION = "tpu"
+#: Of the same nodes; its jobs make room for those of the other, and are queued again.
+PREEMPTIBLE = "preemptible"
+#: What these jobs have to save and end, from the SIGTERM that all their steps get.
+GRACE_TIME_S = 30
 DATABASE = "slurm_acct_db"
 
 

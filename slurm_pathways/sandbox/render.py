@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
-from slurm_pathways.sandbox.configuration import CLUSTER, DATABASE, PARTITION, Configuration
+from slurm_pathways.sandbox.configuration import (
+    CLUSTER,
+    DATABASE,
+    GRACE_TIME_S,
+    PARTITION,
+    PREEMPTIBLE,
+    Configuration,
+)
 from slurm_pathways.sandbox.layout import Layout
 from slurm_pathways.sandbox.spec import LOGIN, Addressing, SandboxSpec
 
@@ -48,6 +55,8 @@ def slurm_conf(configuration: Configuration) -> str:
         "DefMemPerCPU": spec.memory_mb // spec.cpus_per_node,
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "sched_interval=5,bf_interval=5",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
         "TopologyPlugin": "topology/tree",
         "SwitchType": "switch/none",
         "MpiDefault": "none",
@@ -78,7 +87,7 @@ def slurm_conf(configuration: Configuration) -> str:
     if configuration.log is not None:
         settings["SlurmctldLogFile"] = configuration.log / "slurmctld.log"
         settings["SlurmdLogFile"] = configuration.log / "slurmd.%n.log"
-    return _assignments(settings) + "\n".join([*_node_lines(configuration), _partition_line(spec), ""])
+    return _assignments(settings) + "\n".join([*_node_lines(configuration), *_partition_lines(spec), ""])
 
 
 def _node_lines(configuration: Configuration) -> list[str]:
@@ -96,8 +105,12 @@ def _node_lines(configuration: Configuration) -> list[str]:
     return lines
 
 
-def _partition_line(spec: SandboxSpec) -> str:
-    return f"PartitionName={PARTITION} Nodes={_nodes(range(spec.num_nodes))} Default=YES MaxTime=1:00:00 State=UP"
+def _partition_lines(spec: SandboxSpec) -> tuple[str, str]:
+    common = f"Nodes={_nodes(range(spec.num_nodes))} MaxTime=1:00:00 State=UP"
+    return (
+        f"PartitionName={PARTITION} Default=YES PriorityTier=2 PreemptMode=OFF {common}",
+        f"PartitionName={PREEMPTIBLE} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_TIME_S} {common}",
+    )
 
 
 def slurmdbd_conf(configuration: Configuration) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
-from slurm_pathways.sandbox.configuration import PARTITION
+from slurm_pathways.sandbox.configuration import PARTITION, PREEMPTIBLE
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, PSUM, Job, Submit
 
@@ -66,7 +66,8 @@ def mended_sandbox(sandbox: Sandbox) -> Iterator[Sandbox]:
     """The session's cluster; after the test its jobs are cancelled, and its nodes mended until all are idle."""
     yield sandbox
     sandbox.heal()
-    sandbox.run(["scancel", f"--partition={PARTITION}"], COMMAND_TIMEOUT_S)
+    for partition in (PARTITION, PREEMPTIBLE):
+        sandbox.run(["scancel", f"--partition={partition}"], COMMAND_TIMEOUT_S)
     for index, node in enumerate(sandbox.status().nodes):
         if not node.is_running or (node.slurm_state or "").startswith(("down", "drain")):
             sandbox.return_node(index)

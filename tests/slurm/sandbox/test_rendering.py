@@ -30,7 +30,11 @@ def test_nodes_partition_topology_and_gres() -> None:
         "NodeName=node4 NodeAddr=10.77.1.5 Port=6818 Feature=rack1 CPUs=8 Boards=1 SocketsPerBoard=1 CoresPerSocket=8 "
         "ThreadsPerCore=1 RealMemory=8000 Gres=tpu:v5p:2 State=UNKNOWN",
     ]
-    assert lines[-1] == "PartitionName=tpu Nodes=node[0-5] Default=YES MaxTime=1:00:00 State=UP"
+    assert lines[-2:] == [
+        "PartitionName=tpu Default=YES PriorityTier=2 PreemptMode=OFF Nodes=node[0-5] MaxTime=1:00:00 State=UP",
+        "PartitionName=preemptible PriorityTier=1 PreemptMode=REQUEUE GraceTime=30 Nodes=node[0-5] MaxTime=1:00:00 "
+        "State=UP",
+    ]
     assert FILES["topology.conf"] == (
         "SwitchName=leaf0 Nodes=node[0-3]\nSwitchName=leaf1 Nodes=node[4-5]\nSwitchName=spine Switches=leaf[0-1]\n"
     )
@@ -42,7 +46,7 @@ def test_one_node() -> None:
         on_one_machine(SandboxSpec(num_nodes=1), LAYOUT, isolated_addressing(SandboxSpec(num_nodes=1)))
     )
     assert files["topology.conf"] == "SwitchName=leaf0 Nodes=node0\nSwitchName=spine Switches=leaf[0-0]\n"
-    assert "Nodes=node0 Default=YES" in files["slurm.conf"]
+    assert "Nodes=node0 MaxTime" in files["slurm.conf"]
 
 
 def test_all_that_speaks_munge_uses_the_private_socket() -> None:
