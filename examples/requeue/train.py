@@ -1,4 +1,4 @@
-"""Training that outlives its job's time limit: on SIGUSR1 it saves where it is and ends; started again, it goes on.
+"""Training that outlives its job's time limit: on SIGUSR1 or SIGTERM it saves and ends; started again, it goes on.
 
 Plain JAX. What it learns is a line through noisy points, one batch a step; batches follow from the number of the step,
 so a training that was interrupted ends with the very numbers of one that was not.
@@ -71,7 +71,7 @@ def train_step(
 
 
 def main() -> None:
-    """Train until the last step, or until SIGUSR1."""
+    """Train until the last step, or until the warning."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.npz"), metavar="FILE.npz")
@@ -83,7 +83,9 @@ def main() -> None:
         nonlocal is_due
         is_due = True
 
-    signal.signal(signal.SIGUSR1, on_signal)
+    # The second is Slurm's own, of a job that is preempted.
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, on_signal)
     state = load(args.checkpoint)
     print(f"{len(jax.devices())} devices, from step {state.step}", flush=True)
     while state.step < args.steps and not is_due:

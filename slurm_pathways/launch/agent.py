@@ -3,9 +3,11 @@
 Its standard input comes from the launcher, through srun: JSON lines, first ``Welcome``, then ``Start`` for each
 component, ``Stop`` for one that the others outlive, and ``Kill`` for one that does not answer; ``Dismiss`` comes last.
 End of file means that the launcher, or its srun, is gone, and everything ends; if it was not dismissed, see
-``head_loss``. Its standard output goes the other way: what components say, with their names. Components' own output
-goes to its standard error, which srun brings into the launcher's logs. So nothing but Slurm itself carries the job's
-material to nodes, and no file system needs to be shared.
+``head_loss``. SIGTERM, which Slurm sends to every process of a job that is cancelled, preempted or at its time limit,
+is the program's to answer: agent and components stay for it until the launcher ends them, or Slurm kills. Its standard
+output goes the other way: what components say, with their names. Components' own output goes to its standard error,
+which srun brings into the launcher's logs. So nothing but Slurm itself carries the job's material to nodes, and no file
+system needs to be shared.
 """
 
 import dataclasses
@@ -29,6 +31,7 @@ from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
     AGENT_EVENT,
     AGENT_FAILED_EVENT,
+    TERMINATING_EVENT,
     ComponentEnded,
     ComponentEvent,
     Components,
@@ -64,6 +67,9 @@ LAUNCHER_TIMEOUT_S = 30.0
 #: For components to end by themselves, below Slurm's usual KillWait.
 CLOSE_GRACE_S = 4.0
 
+#: What a SIGTERM that is outlasted writes into the pipe that wakes.
+_TERMINATING = b"t"
+
 FOLDER, LOGS, CACHE, HOST, ANY_PORT = "{folder}", "{logs}", "{cache}", "{host}", "{any_port}"
 
 
@@ -78,6 +84,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         interface: the setting.
         log_dir: the setting.
         head: where the launcher runs; None if that is not the node of a batch job's script.
+        is_lent: the node is another job's, which takes it back by SIGTERM.
     """
 
     folder: str
@@ -87,6 +94,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     interface: str | None = None
     log_dir: str | None = None
     head: head_loss.Head | None = None
+    is_lent: bool = False
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -172,6 +180,7 @@ class Agent:
         #: Of the primary component, once it has ended.
         self._returncode: int | None = None
         self._is_asked = False
+        self._outlasts_sigterm = False
         self._is_launcher_gone = False
         self._launcher_timeout_s: float | None = None
 
@@ -194,7 +203,10 @@ class Agent:
         if welcome.head is not None:
             self._launcher_timeout_s = LAUNCHER_TIMEOUT_S
         is_dismissed = False
-        components = self._components = Components(component_environment(os.environ), self._tell)
+        self._outlasts_sigterm = not welcome.is_lent
+        components = self._components = Components(
+            component_environment(os.environ), self._tell, outlast_sigterm=self._outlasts_sigterm
+        )
         try:
             launcher_folder = Path(welcome.launcher_folder)
             shared = launcher_folder if (launcher_folder / LOCK_NAME).exists() else folder.path
@@ -263,6 +275,9 @@ class Agent:
         return folder
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and self._outlasts_sigterm:
+            os.write(self._wake_write, _TERMINATING)
+            return
         self._is_asked = True
         os.write(self._wake_write, b"x")
 
@@ -319,7 +334,10 @@ class Agent:
             timeout_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1e3
             ready = dict(poll.poll(timeout_ms))
             if self._wake_read in ready:
-                return
+                if os.read(self._wake_read, 64).strip(_TERMINATING):
+                    return
+                self._events.write(TERMINATING_EVENT)
+                continue
             chunk = os.read(self._input_fd, 1 << 16) if ready else b""
             if not chunk:
                 self._is_launcher_gone = True

@@ -27,6 +27,8 @@ _READ_BYTES = 1 << 16
 AGENT_EVENT = "node_ready"
 #: From an agent whose node cannot take part; ``reason`` says why.
 AGENT_FAILED_EVENT = "node_failed"
+#: From an agent: Slurm has sent SIGTERM to its step, which goes on for the program.
+TERMINATING_EVENT = "terminating"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,9 @@ def quote_log(path: Path, num_lines: int = LOG_LINES_SHOWN) -> str:
 
 
 @contextlib.contextmanager
-def no_signals_blocked() -> Iterator[None]:
-    """Start children in here: they inherit the mask, and a blocked SIGTERM would make them deaf to it."""
-    mask = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+def only_blocked(*signals: int) -> Iterator[None]:
+    """Start children in here: they inherit the mask, and a blocked SIGTERM makes them deaf to it."""
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     try:
         yield
     finally:
@@ -97,11 +99,20 @@ class Components:
     Args:
         on_event: called on the watching thread, in the order in which things happened to one component; what a
             component said comes before its end. It must not block.
+        outlast_sigterm: they and what they start do not hear SIGTERM, which Slurm sends to every process of a job that
+            is to end: until the program has ended, it needs them. ``stop`` ends them.
     """
 
-    def __init__(self, environ: Mapping[str, str], on_event: Callable[[RuntimeEvent], None]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        on_event: Callable[[RuntimeEvent], None],
+        *,
+        outlast_sigterm: bool = False,
+    ) -> None:
         self._environ = dict(environ)
         self._on_event = on_event
+        self._blocked = (signal.SIGTERM,) if outlast_sigterm else ()
         #: Guards the two tables; notified when one of them shrinks or grows.
         self._changed = threading.Condition()
         self._running: dict[str, Child] = {}
@@ -124,7 +135,7 @@ class Components:
         Raises:
             OSError: it cannot be started.
         """
-        with no_signals_blocked():
+        with only_blocked(*self._blocked):
             child = spawn(argv, name=name, env=self._environ, log_path=log_path, with_events=True)
         self._watch_over(child)
         return child
@@ -159,7 +170,7 @@ class Components:
         Raises:
             OSError: it cannot be started.
         """
-        with no_signals_blocked():
+        with only_blocked():
             child, input_fd = _spawn_step(name, argv, environ, log_path)
         self._watch_over(child)
         return child, input_fd

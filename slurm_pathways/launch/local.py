@@ -29,7 +29,7 @@ from slurm_pathways.launch.components import (
     Components,
     RuntimeEvent,
     describe_end,
-    no_signals_blocked,
+    only_blocked,
     quote_log,
 )
 from slurm_pathways.launch.controller_status import NoAnswer, Report, ask
@@ -46,6 +46,7 @@ from slurm_pathways.launch.program import Program
 from slurm_pathways.launch.restarts import ENDED_EVENT, Restarts
 from slurm_pathways.launch.run_folder import SCHEMA_VERSION, RunFolder, RunRecord, identify
 from slurm_pathways.launch.runtime import is_at_terminal
+from slurm_pathways.slurm.environment import is_in_job
 from slurm_pathways.slurm.quantities import Gres
 
 logger = logging.getLogger(__name__)
@@ -307,7 +308,10 @@ class LocalRuntime:
         # Before anything starts, so that the caretaker finds it at any later moment.
         folder.write(self._record)
         self._start_caretaker()
-        self._components = Components(component_environment(self._environ), self._note)
+        # In a job, what ends the program's processes need not end those that it saves with.
+        self._components = Components(
+            component_environment(self._environ), self._note, outlast_sigterm=is_in_job(self._environ)
+        )
         self._start_processes(cache)
         self._write_record()
 
@@ -356,7 +360,7 @@ class LocalRuntime:
 
     def _start_caretaker(self) -> None:
         script = Path(caretaker.__file__)
-        with no_signals_blocked():
+        with only_blocked():
             self._caretaker = spawn(
                 [sys.executable, "-I", "-S", str(script), "--run-dir", str(self.run_dir)],
                 name="caretaker",

@@ -1,6 +1,6 @@
 """What components say of a run (events on their standard output), and how people are told."""
 
-from slurm_pathways.launch.components import LOG_LINES_SHOWN, ComponentEvent
+from slurm_pathways.launch.components import LOG_LINES_SHOWN, TERMINATING_EVENT, ComponentEvent
 
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
@@ -55,4 +55,9 @@ def describe_news(event: ComponentEvent) -> str | None:
         return f"worker {fields['worker']} ({place}) has joined"
     if event.name == LEFT_EVENT:
         return f"worker {fields['worker']} ({place}) has left: {fields['cause']}"
+    if event.name == TERMINATING_EVENT:
+        return (
+            "Slurm has sent the job's steps SIGTERM: it is cancelled, preempted or at its time limit; the program may "
+            "save and end until Slurm kills it"
+        )
     return describe_trouble(event)

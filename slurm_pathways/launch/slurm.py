@@ -24,6 +24,7 @@ from slurm_pathways.launch.client_environment import component_environment
 from slurm_pathways.launch.components import (
     AGENT_EVENT,
     AGENT_FAILED_EVENT,
+    TERMINATING_EVENT,
     ComponentEnded,
     ComponentEvent,
     RuntimeEvent,
@@ -168,6 +169,8 @@ class SlurmRuntime(LocalRuntime):
         self._cancelling: list[threading.Thread] = []
         self._num_asked = 0
         self._has_controller_ended = False
+        #: Slurm has said that the job ends.
+        self._is_terminating = False
         #: Of agents that were asked for the controller's status; guarded by ``_changed``.
         self._answers: dict[int, Mapping[str, Any]] = {}
         self._has_closed = threading.Event()
@@ -258,6 +261,7 @@ class SlurmRuntime(LocalRuntime):
                 files={CREDENTIALS_NAME: self._credentials},
                 interface=self.spec.interface,
                 head=head,
+                is_lent=self._lent_of(name) is not None,
             )
         )
 
@@ -376,6 +380,11 @@ class SlurmRuntime(LocalRuntime):
                     self._answers[fields["number"]] = fields
                     self._changed.notify_all()
                 return
+            case ComponentEvent(name=what) if what == TERMINATING_EVENT:
+                # Every agent hears it.
+                if self._is_terminating or self._is_closing:
+                    return
+                self._is_terminating = True
             case ComponentEvent(component, name, fields) if name == agent.PROCESS_ENDED_EVENT:
                 will_restart = fields.get("will_restart")
                 event = ComponentEnded(component, fields["returncode"], self._is_closing, will_restart)
@@ -436,7 +445,8 @@ class SlurmRuntime(LocalRuntime):
 
         def cancel() -> None:
             try:
-                slurm.signal_step(job_id, int(step_id), "TERM")
+                # Not SIGTERM, which agents outlast.
+                slurm.signal_step(job_id, int(step_id), "INT")
                 if not self._has_closed.wait(CLOSE_GRACE_S):
                     slurm.signal_step(job_id, int(step_id), "KILL")
             except CommandError as failure:

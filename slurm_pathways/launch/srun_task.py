@@ -4,6 +4,7 @@ The first task starts the controller, the proxy, its node's worker and the progr
 worker. What a worker needs to know (its number, the controller's address) the first task brings it by ``launch.post``.
 """
 
+import dataclasses
 import os
 import queue
 import select
@@ -175,6 +176,10 @@ class FirstTaskRuntime(LocalRuntime):
                 if self._tell is not None:
                     self._tell(ComponentEnded(component, fields["returncode"], was_asked=self._is_closing))
                 return
+            case ComponentEnded(component) if component == POST and self._is_ready:
+                # The others have been invited, and what they would say at their end, the controller sees too. Its srun
+                # ends by the SIGTERM that every process of the step gets when the job is to end.
+                event = dataclasses.replace(event, was_asked=True)
             case _:
                 pass
         super()._note(event)
@@ -261,7 +266,9 @@ class _WorkerTask:
         network = _network(folder, place)
         cache = self._spec.compile_cache_dir or folder.path / "compile-cache"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        components = Components(component_environment(self._environ), self._note)
+        # From here on the program's end is the end of the task; before, SIGTERM is.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        components = Components(component_environment(self._environ), self._note, outlast_sigterm=True)
         # It ends with its supervisor, which ends with the controller.
         restarts = Restarts(must_register=True)
         name = f"worker-{worker_id}"

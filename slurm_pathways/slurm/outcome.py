@@ -41,12 +41,16 @@ class Outcome:
         state: the base word, as in ``states.ENDED``.
         exit_status: of its script; meaningful once it has ended by itself.
         output: the file with its output; None where Slurm does not say.
+        is_preempted: it has been told to make room for another job, and may still run.
+        is_requeueable: it may be queued again.
     """
 
     job: str
     state: str
     exit_status: ExitStatus
     output: str | None = None
+    is_preempted: bool = False
+    is_requeueable: bool = False
 
     @property
     def jobs(self) -> frozenset[str] | None:
@@ -95,6 +99,9 @@ def from_scontrol(text: str) -> tuple[Outcome, ...]:
                 state=record["JobState"],
                 exit_status=ExitStatus.parse(record["ExitCode"]),
                 output=record.get("StdOut"),
+                # "None" and "Unknown" are no times.
+                is_preempted=record.get("PreemptTime", "")[:1].isdigit(),
+                is_requeueable=record.get("Requeue") == "1",
             )
         except KeyError as failure:
             raise ValueError(f"this is not what scontrol show job prints: {failure} is missing") from failure

@@ -1,4 +1,4 @@
-from slurm_pathways.launch.components import ComponentEvent
+from slurm_pathways.launch.components import TERMINATING_EVENT, ComponentEvent
 from slurm_pathways.launch.news import describe_news, describe_trouble
 
 
@@ -17,3 +17,8 @@ def test_losses_and_workers_that_are_given_up_are_trouble() -> None:
     words = describe_news(given_up)
     assert words is not None and words.startswith("worker 1 (node1) is given up: 5 of its executors ended one after")
     assert describe_news(ComponentEvent("controller", "bound", {"host": 1})) is None
+
+
+def test_the_end_of_the_job_is_news() -> None:
+    words = describe_news(ComponentEvent("controller", TERMINATING_EVENT))
+    assert words is not None and words.startswith("Slurm has sent the job's steps SIGTERM: it is cancelled, preempted")

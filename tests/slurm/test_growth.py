@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_pathways.sandbox.cluster import Sandbox
+from slurm_pathways.sandbox.configuration import PARTITION, PREEMPTIBLE
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Job, Submit, commands, remove_kept_logs, until_gone
 
@@ -53,7 +54,7 @@ def test_nodes_of_other_jobs_come_serve_and_go(
         assert done.returncode == 0, done.stderr + job.said()
         return Job(sandbox, int(done.stdout), tmp_path / f"companion-{int(done.stdout)}.out")
 
-    first = grow("--wait")
+    first = grow("--wait", f"--partition={PREEMPTIBLE}")
     [lent] = first.nodes()
     place = f"{lent} of job {first.job_id}"
     assert f"worker 2 ({place}) has joined" in job.said()
@@ -69,10 +70,15 @@ def test_nodes_of_other_jobs_come_serve_and_go(
     sandbox.kill_node(int(gone.removeprefix("node")))
     job.until_said(f"host 1 is served again by {place} after")
 
-    second = grow()
-    job.until_said(f"of job {second.job_id}) has joined")
+    second, third = grow(), grow()
+    for companion in (second, third):
+        job.until_said(f"of job {companion.job_id}) has joined")
+    sandbox.run(["scancel", str(third.job_id)], COMMAND_TIMEOUT_S)
+    job.until_said(f"of job {third.job_id}) has left: ")
     [other] = second.nodes()
-    sandbox.run(["scancel", str(first.job_id)], COMMAND_TIMEOUT_S)
+    # It makes room for another job. Slurm tells its steps, which are workers, and not its script.
+    argv = ["sbatch", f"--partition={PARTITION}", f"--nodelist={lent}", "--exclusive", "--output=/dev/null"]
+    assert sandbox.run([*argv, "--wrap=true"], COMMAND_TIMEOUT_S).returncode == 0
     job.until_said(f"host 1 is served again by {other} of job {second.job_id} after")
 
     assert job.wait() == "5:0", job.said()
@@ -81,8 +87,12 @@ def test_nodes_of_other_jobs_come_serve_and_go(
     assert lost[1][1].startswith(f"job {first.job_id} takes it back: "), lost
     assert second.wait() == "0:0", second.said()
     assert second.fields()["JobState"] == "COMPLETED"
-    assert first.wait() and first.fields()["JobState"] == "CANCELLED"
-    for companion in (first, second):
+    first.until(lambda: first.fields()["Restarts"] == "1", "is not queued again", JOB_TIMEOUT_S)
+    assert f"job {first.job_id} makes room for another one, and is queued again" in first.said()
+    sandbox.run(["scancel", str(first.job_id)], COMMAND_TIMEOUT_S)
+    for companion in (first, third):
+        assert companion.wait() and companion.fields()["JobState"] == "CANCELLED"
+    for companion in (first, second, third):
         companion.until_without_steps()
     assert [argv for _, argv in commands(sandbox) if "pathways_runtime.worker" in argv] == []
     until_gone(runs_root)

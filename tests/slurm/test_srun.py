@@ -37,6 +37,21 @@ pytestmark = [pytest.mark.usefixtures("plugin", "mended_sandbox", "no_leaks"), p
 OPTION_VARIABLE = "SLURM_SPANK__SLURM_SPANK_OPTION_pathways_pathways"
 SLEEPS = "import jax, time; print(jax.device_count(), 'ready', flush=True); time.sleep(600)"
 
+#: Computes on both devices for a second and a half from SIGTERM on: whoever heard it too is gone by then.
+SAVES = """
+import jax, numpy, signal, sys, time
+from jax.sharding import NamedSharding, PartitionSpec
+due_s = []
+signal.signal(signal.SIGTERM, lambda *_: due_s.append(time.monotonic() + 1.5))
+mesh = jax.make_mesh((2,), ("x",))
+numbers = jax.device_put(numpy.arange(4.0), NamedSharding(mesh, PartitionSpec("x")))
+total = jax.jit(lambda numbers: numbers.sum())
+print(jax.device_count(), "ready", flush=True)
+while not due_s or time.monotonic() < due_s[0]:
+    saved = float(total(numbers))
+print("saved", saved, flush=True)
+sys.exit(3)
+"""
 #: Until there is a file.
 WAITS = """
 import jax, os, time
@@ -139,6 +154,18 @@ def test_scancel_of_the_step(sandbox: Sandbox, runs_root: Path) -> None:
         _until_nothing_runs(sandbox, runs_root)
         assert srun.wait(GONE_TIMEOUT_S) == 137
     _remove_what_is_left(runs_root)
+
+
+def test_a_program_that_slurm_tells_to_end_still_has_its_devices(sandbox: Sandbox, submit: Submit) -> None:
+    job = submit(2, f"exec srun --pathways {sys.executable} -c '{SAVES}'")
+    job.until_said("2 ready\n")
+    # As when the job is preempted: all processes of the step get it.
+    done = sandbox.run(["scancel", "--signal=TERM", str(job.job_id)], COMMAND_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert job.wait() == "3:0", job.said()
+    assert re.search(r"^saved 6\.0$", job.said(), re.MULTILINE)
+    assert "ended" not in job.said()
+    job.until_without_steps()
 
 
 def test_a_first_task_that_is_killed_takes_all_with_it(sandbox: Sandbox, runs_root: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from slurm_pathways.launch.submit import TEMPLATES, template_names
 from slurm_pathways.sandbox.cluster import Sandbox
+from slurm_pathways.sandbox.configuration import PARTITION, PREEMPTIBLE
 
 from .jobs import COMMAND, COMMAND_TIMEOUT_S, JOB_TIMEOUT_S, Job, until_gone
 
@@ -48,9 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def submit_template(sandbox: Sandbox, folder: Path) -> SubmitTemplate:
     """``sbatch -N… TEMPLATE.sbatch PROGRAM…``."""
 
-    def submit(template: str, num_nodes: int, *program: object) -> Job:
+    def submit(template: str, num_nodes: int, *program: object, partition: str = PARTITION) -> Job:
         with importlib.resources.as_file(importlib.resources.files(TEMPLATES) / f"{template}.sbatch") as script:
-            argv = ["sbatch", "--parsable", f"-N{num_nodes}", str(script), *map(str, program)]
+            argv = ["sbatch", "--parsable", f"-N{num_nodes}", "-p", partition, str(script), *map(str, program)]
             done = sandbox.run(["env", "-C", str(folder), *argv], COMMAND_TIMEOUT_S)
         assert done.returncode == 0, done.stderr
         job_id = int(done.stdout)
@@ -122,7 +123,8 @@ def losses_in(path: Path) -> dict[int, float]:
 def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path) -> None:
     """The signal comes, the program saves, the job is queued again, and ends with the values of an undisturbed one.
 
-    Of a program that writes its own checkpoints, and of one with ``slurm_pathways.elastic``, whose two hosts write.
+    Of a program that writes its own checkpoints, as at the time limit, and of one with ``slurm_pathways.elastic``,
+    whose two hosts write, and which has to make room for another job: of that, Slurm tells all processes of its steps.
     """
     plain, elastic = EXAMPLES / "requeue" / "train.py", EXAMPLES / "elastic" / "train.py"
     options = "--checkpoints elastic --min-step-s 0.1 --losses losses-${SLURM_RESTART_COUNT:-0}.json"
@@ -131,15 +133,22 @@ def test_requeue(submit_template: SubmitTemplate, sandbox: Sandbox, folder: Path
     for name, script in scripts.items():
         (folder / f"{name}-steps").write_text("1000000000")
         script += f' --steps "$(cat {name}-steps)"'
-        jobs[name] = submit_template("requeue", 2 if name == "elastic" else 1, "sh", "-c", script)
+        where = (2, PREEMPTIBLE) if name == "elastic" else (1, PARTITION)
+        jobs[name] = submit_template("requeue", where[0], "sh", "-c", script, partition=where[1])
     for name, job in jobs.items():
         job.until_said(" step 20 " if name == "elastic" else "step 100 ")
-        signalled = sandbox.run(["scancel", "--batch", "--signal=USR1", str(job.job_id)], COMMAND_TIMEOUT_S)
-        assert signalled.returncode == 0, signalled.stderr
+        if name == "elastic":
+            nodes = job.fields()["NodeList"]
+            argv = ["sbatch", "-p", PARTITION, "-N2", f"--nodelist={nodes}", "--exclusive", "-o", "/dev/null"]
+            done = sandbox.run([*argv, "--wrap=true"], COMMAND_TIMEOUT_S)
+        else:
+            done = sandbox.run(["scancel", "--batch", "--signal=USR1", str(job.job_id)], COMMAND_TIMEOUT_S)
+        assert done.returncode == 0, done.stderr
         words = "preempted: after step " if name == "elastic" else "saved at step "
         job.until_said(words)
         [step] = re.findall(rf"{words}(\d+)", job.said())
         saved[name] = int(step)
+        assert ("Slurm has sent the job's steps SIGTERM" in job.said()) == (name == "elastic")
         (folder / f"{name}-steps").write_text(str(saved[name] + 20))
     assert [path.name for path in (folder / "elastic").iterdir()] == [f"snapshot-{saved['elastic']}"]
     for job in jobs.values():

@@ -222,22 +222,33 @@ class Child:
         return self.returncode
 
     def stop(self, grace_s: float) -> int:
-        """End the process: SIGTERM, and SIGKILL after ``grace_s``. Blocks the thread. Returns the exit code."""
-        self.signal(signal.SIGTERM)
+        """End the process: SIGTERM, which it may be deaf to, and the end of its lifeline; SIGKILL after ``grace_s``.
+
+        Blocks the thread. Returns the exit code.
+        """
+        self._ask_to_end()
         if not self.has_ended(grace_s):
-            logger.warning("%s (pid %d) did not end within %g s of SIGTERM and is killed", self.name, self.pid, grace_s)
+            logger.warning(
+                "%s (pid %d) did not end within %g s of being asked to and is killed", self.name, self.pid, grace_s
+            )
         return self.reap()
 
     async def stop_on_loop(self, grace_s: float) -> int:
         """Like ``stop``, waiting on the running event loop."""
         import asyncio
 
-        self.signal(signal.SIGTERM)
+        self._ask_to_end()
         try:
             await asyncio.wait_for(self.ended(), grace_s)
         except TimeoutError:
-            logger.warning("%s (pid %d) did not end within %g s of SIGTERM and is killed", self.name, self.pid, grace_s)
+            logger.warning(
+                "%s (pid %d) did not end within %g s of being asked to and is killed", self.name, self.pid, grace_s
+            )
         return self.reap()
+
+    def _ask_to_end(self) -> None:
+        self.signal(signal.SIGTERM)
+        self.release_lifeline()
 
 
 def spawn(

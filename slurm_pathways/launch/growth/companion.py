@@ -35,8 +35,11 @@ def visit_argv(job_id: int, node: str, visit: Visit) -> list[str]:
 def lend(job_id: int, run_dir: Path | None, environ: Mapping[str, str], say: Say) -> int:
     """Lend the nodes of the job that we are in to the run of another; returns when it needs them no more.
 
+    A job that is preempted is queued again if it may be, and lends again when it is started. Slurm tells only its
+    steps, which are the workers: without them it is asked.
+
     Returns:
-        0 when the run is over, 1 when it has no use for the nodes.
+        0 when the run is over or the nodes are another job's, 1 when the run has no use for them.
 
     Raises:
         ConfigurationError: we are in no job, or not in its script.
@@ -60,7 +63,25 @@ def lend(job_id: int, run_dir: Path | None, environ: Mapping[str, str], say: Say
         allocation.gres_per_node,
     )
     visit = Visit(job_id, None if run_dir is None else str(run_dir), request, WAIT_TIMEOUT_S)
-    return _serve(_answers(visit_argv(job_id, node, visit), enter_environment(environ)), say)
+    exit_code = _serve(_answers(visit_argv(job_id, node, visit), enter_environment(environ)), say)
+    return exit_code if exit_code == 0 else _make_room(allocation.job_id, Slurm(environ), say, exit_code)
+
+
+def _make_room(job_id: int, slurm: Slurm, say: Say, exit_code: int) -> int:
+    """What follows for a preempted job whose workers are gone; ``exit_code`` for one that is not preempted."""
+    try:
+        outcomes = slurm.outcomes(job_id)
+        if not outcomes or not outcomes[0].is_preempted:
+            return exit_code
+        if outcomes[0].is_requeueable:
+            say(f"job {job_id} makes room for another one, and is queued again")
+            slurm.requeue(job_id)
+        else:
+            say(f"job {job_id} makes room for another one")
+    except CommandError as failure:
+        say(f"whether job {job_id} is preempted cannot be known: {failure}")
+        return exit_code
+    return 0
 
 
 def lend_here(run_dir: Path, num_workers: int, environ: Mapping[str, str], say: Say) -> int:

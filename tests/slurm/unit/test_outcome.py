@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -39,16 +40,22 @@ def test_what_has_not_ended(state: str) -> None:
 
 def test_what_scontrol_says() -> None:
     text = (SAMPLES / "scontrol_job_22.05.txt").read_text()
-    assert from_scontrol(text) == (Outcome("9", "RUNNING", ExitStatus(0, 0), "/dev/null"),)
+    outcome = Outcome("9", "RUNNING", ExitStatus(0, 0), "/dev/null", is_requeueable=True)
+    assert from_scontrol(text) == (outcome,)
     # A name is text of the user's, and tasks of an array are records of their own.
     named = text.replace("JobName=workers", "JobName=a JobState=FAILED ExitCode=1:0")
     task = named.replace("JobId=9 ", "JobId=12 ArrayJobId=9 ArrayTaskId=3 ").replace("ExitCode=0:0", "ExitCode=0:9")
     assert from_scontrol(named.rstrip() + "\n\n" + task) == (
-        Outcome("9", "RUNNING", ExitStatus(0, 0), "/dev/null"),
-        Outcome("9_3", "RUNNING", ExitStatus(0, 9), "/dev/null"),
+        outcome,
+        dataclasses.replace(outcome, job="9_3", exit_status=ExitStatus(0, 9)),
     )
     [waiting] = from_scontrol(task.replace("ArrayTaskId=3 ", "ArrayTaskId=4-7,9%2 "))
     assert waiting.job == "9_[4-7,9%2]"
+    for time, is_preempted in (("1764492983", True), ("None", False)):
+        [told] = from_scontrol(
+            text.replace(" Restarts=", f" PreemptEligibleTime=1764492900 PreemptTime={time} Restarts=")
+        )
+        assert told == dataclasses.replace(outcome, is_preempted=is_preempted)
     with pytest.raises(ValueError, match="not what scontrol show job prints: 'JobState' is missing"):
         from_scontrol("JobId=9 JobName=a\n")
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import NoReturn
 
-from pathways_runtime.worker.colocated import guard
+from pathways_runtime.worker.colocated import guard, sigterm
 
 
 def main() -> None:
@@ -15,6 +15,7 @@ def main() -> None:
     options = _parser().parse_args()
     # First: there is one thread yet, and little memory.
     guard.start(options.lifeline_fd, (options.socket_fd,))
+    sigterm.outlast()
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s %(levelname)s {options.name} python of session {options.session}: %(message)s",
