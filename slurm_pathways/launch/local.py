@@ -478,7 +478,7 @@ class LocalRuntime:
                     self._troubles.append(trouble)
                 case ComponentEnded(component, returncode, was_asked=False) if self._is_ready and is_worker(component):
                     self._troubles.append(f"{component} {describe_end(returncode)}")
-                case ComponentEnded(was_asked=False) if self._failure is None:
+                case ComponentEnded(was_asked=False) if self._failure is None and self._startup_failure is None:
                     self._failure = event
                 case _:
                     pass

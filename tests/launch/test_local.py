@@ -1,4 +1,5 @@
 import os
+import queue
 import signal
 import stat
 from pathlib import Path
@@ -56,6 +57,27 @@ def test_a_component_that_fails_at_start_is_explained(
     assert runtime.kept_logs is not None
     assert [path.name for path in runtime.kept_logs.parent.iterdir()] == ["logs"]
     assert live_runs(runs_root) == []
+    _remove(runtime.kept_logs)
+
+
+def test_of_what_ends_a_start_the_first_thing_is_told(fake_modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CONTROLLER", "failed:there is no such network")
+    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def note(event: RuntimeEvent) -> None:
+        if isinstance(event, ComponentEnded):
+            ended.put(event.component)
+
+    runtime = LocalRuntime(RuntimeSpec(), modules=fake_modules, on_event=note)
+    try:
+        runtime.start()
+        # It has ended before anybody has looked at why.
+        assert ended.get(timeout=30) == "controller"
+        with pytest.raises(StartupFailed, match=r"^the runtime did not start: there is no such network$"):
+            runtime.check_startup()
+    finally:
+        runtime.close()
+    assert runtime.kept_logs is not None
     _remove(runtime.kept_logs)
 
 

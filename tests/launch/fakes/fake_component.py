@@ -1,7 +1,8 @@
 """Stands in for the runtime's processes: accepts their command lines, says what they say, ends when its launcher ends.
 
 What it does beyond that, it is told by FAKE_<NAME>, NAME being the component's (CONTROLLER, WORKER_0, PROXY_0):
-``exit:CODE`` ends at once with words on stderr, ``mute`` never becomes ready, ``deaf`` outlives its lifeline.
+``exit:CODE`` ends at once with words on stderr, ``failed:REASON`` says that the start has failed, and ends, ``mute``
+never becomes ready, ``deaf`` outlives its lifeline.
 """
 
 import argparse
@@ -32,6 +33,9 @@ def play(role: str) -> None:
         print(f"{name} cannot go on: the reason is written here", file=sys.stderr, flush=True)
         sys.exit(int(behaviour.removeprefix("exit:")))
     events = EventWriter(arguments.events_fd)
+    if behaviour.startswith("failed:"):
+        events.write("failed", reason=behaviour.removeprefix("failed:"))
+        sys.exit(1)
     if behaviour != "mute":
         if arguments.listen is not None:
             sock = socket.socket(socket.AF_UNIX)
