@@ -11,6 +11,7 @@ import pytest
 
 from slurm_pathways.sandbox import places, plan
 from slurm_pathways.sandbox.cluster import Sandbox
+from slurm_pathways.sandbox.configuration import PARTITION
 from slurm_pathways.sandbox.errors import SandboxError
 from slurm_pathways.sandbox.layout import Layout
 from slurm_pathways.sandbox.perform import Performer
@@ -39,7 +40,7 @@ def test_every_node_is_a_machine_of_its_own(sandbox: Sandbox, slurm: Slurm) -> N
 
 
 def test_gres_features_and_topology(slurm: Slurm) -> None:
-    lines = slurm("sinfo", "--noheader", "--Node", "-o", "%N %f %G").splitlines()
+    lines = slurm("sinfo", "--noheader", "--Node", f"--partition={PARTITION}", "-o", "%N %f %G").splitlines()
     assert [lines[3].split(), lines[4].split()] == [["node3", "rack0", "tpu:v5p:4"], ["node4", "rack1", "tpu:v5p:4"]]
     assert "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[4-7]" in slurm("scontrol", "show", "topology")
 
