@@ -193,8 +193,10 @@ def test_service(submit_template: SubmitTemplate, sandbox: Sandbox, runs_root: P
         run = [COMMAND, "run", "-q", "--job", job.job_id, "--", sys.executable, psum, code]
         done = sandbox.run(list(map(str, run)), JOB_TIMEOUT_S)
         assert (done.returncode, done.stdout) == (code, "slices [0, 0]\npsum 3.0\n"), done.stderr
-    assert sandbox.run(["scancel", str(job.job_id)], COMMAND_TIMEOUT_S).returncode == 0
-    job.wait()
+    # As when the job is preempted: nobody is inside to save.
+    assert sandbox.run(["scancel", "--signal=TERM", str(job.job_id)], COMMAND_TIMEOUT_S).returncode == 0
+    assert job.wait() == "143:0", job.said()
+    assert "ended: the job is about to end, and no program is inside" in job.said()
     until_gone(runs_root)
     assert {"controller.NODE.log", "proxy-0.NODE.log", "proxy-1.NODE.log", "executor-1.NODE.log"} <= logs_of(job)
 

@@ -18,7 +18,14 @@ from pathlib import Path
 
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
-from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
+from slurm_pathways.launch.components import (
+    TERMINATING_EVENT,
+    ComponentEnded,
+    ComponentEvent,
+    RuntimeEvent,
+    describe_end,
+    quote_log,
+)
 from slurm_pathways.launch.growth.companions import Companions
 from slurm_pathways.launch.growth.door import Came, Went
 from slurm_pathways.launch.local import Client, LocalRuntime, StartupFailed
@@ -48,6 +55,7 @@ from slurm_pathways.launch.warm.messages import Started as ProgramStarted
 SOCKET_NAME = "keeper"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _POLL_INTERVAL_S = 0.05
+_TERMINATING = "Slurm is about to end the job that this runtime is in"
 
 
 class _Visitor:
@@ -133,6 +141,8 @@ class _Keeper:
         #: Proxies that have no program.
         self._free: list[Client] = []
         self._clearing: set[threading.Thread] = set()
+        #: Slurm ends the job: programs that are inside may save.
+        self._is_terminating = False
         self._companions = Companions(runtime, progress.line)
 
     def execute(self) -> int:
@@ -201,10 +211,20 @@ class _Keeper:
 
     def _handle(self, event: _Event) -> int | None:
         """Returns the exit code when it is over."""
+        exit_code = self._react(event)
+        if exit_code is None and self._is_terminating and all(visitor.client is None for visitor in self._visitors):
+            self._progress.line("ended: the job is about to end, and no program is inside")
+            exit_code = 128 + signal.SIGTERM
+        return exit_code
+
+    def _react(self, event: _Event) -> int | None:
         match event:
             case SignalReceived(number) if number in _ENDING:
                 self._progress.line(f"ended by {signal.Signals(number).name}")
                 return 128 + number
+            case _Came(visitor, Attach()) if self._is_terminating:
+                self._visitors.add(visitor)
+                visitor.send(Refused(_TERMINATING))
             case _Came(visitor, Attach() as request):
                 self._visitors.add(visitor)
                 visitor.request = request
@@ -298,10 +318,14 @@ class _Keeper:
             if visitor.client is not None:
                 visitor.send(_as_answer(event))
         match event:
-            case ComponentEvent(name=name) if name == LISTENING_EVENT:
+            case ComponentEvent(name=name) if name == LISTENING_EVENT and not self._is_terminating:
                 self._let_in()
-            case ComponentEvent() if (news := describe_news(event)) is not None:
+            case ComponentEvent(name=name) if (news := describe_news(event)) is not None:
                 self._progress.line(news)
+                if name == TERMINATING_EVENT:
+                    self._is_terminating = True
+                    while self._waiting:
+                        self._waiting.popleft().send(Refused(_TERMINATING))
             case ComponentEnded(component, returncode, was_asked=False, will_restart=will_restart):
                 log = quote_log(self._runtime.folder.log_of(component))
                 end = describe_end(returncode) + describe_restart(will_restart)
