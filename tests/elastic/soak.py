@@ -54,14 +54,18 @@ class Recovery(NamedTuple):
     """What became of one death.
 
     Attributes:
+        worker: who died; ``host`` is where it stood then, None for a spare.
         good_step_s: from the death to the next step that counts; None if training did not notice (a spare died).
         whole_s: from the death until all hosts and spares are there again.
+        num_failures: that there were before.
     """
 
     death: str
+    worker: str
     host: int | None
     good_step_s: float | None
     whole_s: float
+    num_failures: int
 
 
 class NotRecovered(Exception):
@@ -117,7 +121,7 @@ def measure(start: Callable[..., AbstractContextManager[Any]], plan: Plan, seed:
         training = Training(runtime, runtime.clients[0], *options, *endless, "--losses", paths["deaths"])
         try:
             training.until("step 20 ")
-            before, num_failures = _held_bytes(runtime), _num_failures(runtime)
+            before = _held_bytes(runtime)
             for number, death in enumerate(plan.deaths, 1):
                 try:
                     recovery = _die(runtime, training, plan, death, chance)
@@ -128,7 +132,7 @@ def measure(start: Callable[..., AbstractContextManager[Any]], plan: Plan, seed:
                     break
                 recoveries.append(recovery)
                 print(f"{number}: {recovery}", file=sys.stderr, flush=True)
-            num_others_lost = _num_failures(runtime) - num_failures - len(recoveries)
+            num_others_lost = _num_others_lost(runtime.status(_REPORT_TIMEOUT_S)["failures"], recoveries)
             growth_bytes = {name: held - before[name] for name, held in _held_bytes(runtime).items()}
             if not not_recovered:
                 training.process.terminate()
@@ -184,7 +188,8 @@ def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: rando
         after = lines[lost[-1] :] if lost else training.lines[wanted:]
         good = [line for line in after if _STEP.search(line.text)]
         if good:
-            return Recovery(death, worker["host"], good[0].at_s - died_s if lost else None, whole_s)
+            good_step_s = good[0].at_s - died_s if lost else None
+            return Recovery(death, worker["name"], worker["host"], good_step_s, whole_s, num_failures)
         _check(training, died_s, report)
         time.sleep(_LOOK_EVERY_S)
 
@@ -225,8 +230,14 @@ def _check(training: Training, died_s: float, report: Any) -> None:
         raise NotRecovered(f"after {RECOVERY_TIMEOUT_S:g} s workers are {states}, the last line {training.last_line()}")
 
 
-def _num_failures(runtime: Any) -> int:
-    return len(runtime.status(_REPORT_TIMEOUT_S)["failures"])
+def _num_others_lost(failures: list[Any], recoveries: list[Recovery]) -> int:
+    """Of a worker that is stopped, its executor is found silent first, and then its supervisor: that is one loss."""
+    ends = [recovery.num_failures for recovery in recoveries[1:]] + [len(failures)]
+    return sum(
+        failure["name"] != recovery.worker
+        for recovery, end in zip(recoveries, ends, strict=True)
+        for failure in failures[recovery.num_failures : end]
+    )
 
 
 def _held_bytes(runtime: Any) -> dict[str, int]:
