@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from pathways_runtime.core.controller import workers
 from pathways_runtime.core.defaults import HEARTBEAT_TIMEOUT_S
+from slurm_pathways.launch import restarts
 from tests.elastic.kills import DEATHS, Training
 
 #: A death that has not been recovered from by then ends the soak.
@@ -25,6 +28,10 @@ RECOVERY_TIMEOUT_S = 180.0
 #: How long the training without deaths may take, and how long for each of its steps.
 UNDISTURBED_TIMEOUT_S, UNDISTURBED_STEP_TIMEOUT_S = 120.0, 0.5
 _LOOK_EVERY_S = 0.1
+#: A worker that dies so often in a row, each time soon after its start, is given up; here that is no fault of its own.
+_MAX_SHORT_LIVES = min(workers.MAX_SHORT_LIVES, restarts.MAX_SHORT_LIVES)
+#: So many short lives, with the starts between them, do not last longer.
+_SHORT_LIVES_S = _MAX_SHORT_LIVES * 1.5 * max(workers.LONG_LIFE_NS / 1e9, restarts.LONG_LIFE_S)
 _REPORT_TIMEOUT_S = 30.0
 _STEP = re.compile(r" step (\d+)  loss")
 
@@ -54,6 +61,7 @@ class Recovery(NamedTuple):
     """What became of one death.
 
     Attributes:
+        died_s: when, on ``time.monotonic``.
         worker: who died; ``host`` is where it stood then, None for a spare.
         good_step_s: from the death to the next step that counts; None if training did not notice (a spare died).
         whole_s: from the death until all hosts and spares are there again.
@@ -61,6 +69,7 @@ class Recovery(NamedTuple):
     """
 
     death: str
+    died_s: float
     worker: str
     host: int | None
     good_step_s: float | None
@@ -124,7 +133,7 @@ def measure(start: Callable[..., AbstractContextManager[Any]], plan: Plan, seed:
             before = _held_bytes(runtime)
             for number, death in enumerate(plan.deaths, 1):
                 try:
-                    recovery = _die(runtime, training, plan, death, chance)
+                    recovery = _die(runtime, training, plan, death, recoveries, chance)
                     if number == len(plan.deaths):
                         _await(runtime, training, lambda report: _is_whole(report, plan))
                 except NotRecovered as failure:
@@ -165,12 +174,13 @@ def _end_undisturbed(training: Training, num_steps: int) -> None:
     training.end()
 
 
-def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: random.Random) -> Recovery:
+def _die(
+    runtime: Any, training: Training, plan: Plan, death: str, before: list[Recovery], chance: random.Random
+) -> Recovery:
     """Let a worker die, and wait for training and for all hosts."""
     num_steps = _num_steps(training) + chance.randint(0, plan.max_quiet_steps)
-    report = _await(runtime, training, lambda _: _num_steps(training) >= num_steps)
-    workers = [worker for worker in report["workers"] if worker["state"] in ("bound", "spare")]
-    worker = workers[chance.randrange(len(workers))]
+    report = _await(runtime, training, lambda seen: _num_steps(training) >= num_steps and _mortals(seen, before))
+    worker = chance.choice(_mortals(report, before))
     num_lines, num_failures = len(training.lines), len(report["failures"])
     keys, number = DEATHS[death]
     died_s = time.monotonic()
@@ -189,9 +199,19 @@ def _die(runtime: Any, training: Training, plan: Plan, death: str, chance: rando
         good = [line for line in after if _STEP.search(line.text)]
         if good:
             good_step_s = good[0].at_s - died_s if lost else None
-            return Recovery(death, worker["name"], worker["host"], good_step_s, whole_s, num_failures)
+            return Recovery(death, died_s, worker["name"], worker["host"], good_step_s, whole_s, num_failures)
         _check(training, died_s, report)
         time.sleep(_LOOK_EVERY_S)
+
+
+def _mortals(report: Any, before: list[Recovery]) -> list[Any]:
+    """The workers that may die next."""
+    num_deaths = Counter(recovery.worker for recovery in before if recovery.died_s > time.monotonic() - _SHORT_LIVES_S)
+    return [
+        worker
+        for worker in report["workers"]
+        if worker["state"] in ("bound", "spare") and num_deaths[worker["name"]] < _MAX_SHORT_LIVES - 1
+    ]
 
 
 def _num_steps(training: Training) -> int:
