@@ -31,6 +31,7 @@ PROXY_PREFIX = "proxy-"
 #: From the controller: which virtual host a worker stands behind.
 BOUND_EVENT = "bound"
 _LOST_EVENTS = ("host_lost", "worker_lost")
+_PLACES_CHANGE = (BOUND_EVENT, *_LOST_EVENTS)
 #: The controller and the launcher hear of one thing by different ways, and not at the same moment.
 _APART_S = 2.0
 
@@ -109,11 +110,13 @@ class History:
                 host = self._host(fields["worker"], fields["name"])
                 host.ready_after_s = round(now_s - self._started_s, 3)
                 host.companion = fields.get("companion")
+            # Once the program is over, all are on their way out: some are lost to others, which take their places.
+            case ComponentEvent(name=name) if is_over and name in _PLACES_CHANGE:
+                pass
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == BOUND_EVENT:
                 host = self._host(fields["worker"], fields["name"])
                 host.slice_index = fields["host"] // self._spec.hosts_per_slice
-            # Once the program is over, all are on their way out, and some are lost to others.
-            case ComponentEvent(component, name, fields) if name in _LOST_EVENTS and not is_over:
+            case ComponentEvent(component, name, fields) if name in _LOST_EVENTS:
                 host = self._host(fields["worker"], fields["name"])
                 cause = str(fields.get("cause", fields.get("reason", name)))
                 self._failures.append(

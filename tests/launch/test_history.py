@@ -185,8 +185,13 @@ def test_losses_are_joined_with_what_mended_them() -> None:
     mend(1, 32)
     assert [one.served_again_after_s for one in history.record(START_S + 33).failures] == [0.75, 2.0, 1.5]
     history.program_ended(0, START_S + 40)
+    # On the way out the first host goes before the others, and a spare takes its place.
+    lose(0, "its executor's connection is gone (closed)", 40.5)
+    history.note(ComponentEvent("controller", "bound", {"host": 0, "worker": 2, "name": "node2"}), START_S + 40.5)
     history.note(ComponentEnded("worker-2", 0, was_asked=True), START_S + 41)
-    part = _component(history.record(START_S + 42), "worker-2")
+    record = history.record(START_S + 42)
+    assert ([host.slice_index for host in record.hosts], len(record.failures)) == ([0, 1, 1], 3)
+    part = _component(record, "worker-2")
     assert (part.exit_code, part.signal, part.was_asked, part.restarts) == (0, None, True, 1)
 
 
