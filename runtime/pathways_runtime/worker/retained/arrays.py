@@ -49,10 +49,9 @@ class RetainedArrays:
         self._contents = self._take_again()
         #: Of these, what was found and not adopted yet.
         self._found = set(self._contents)
-        #: Dropped before they were recorded; of sessions that are over, none is recorded any more.
-        self._dropped_early: set[tuple[SessionId, Handle]] = set()
-        #: Those that the journal had no room for, and that are not dropped yet.
-        self._unrecorded: set[tuple[SessionId, Handle]] = set()
+        #: Of the two that come for each array, its record and its drop, one came and left nothing for the other: it was
+        #: dropped first, or the journal had no room for it. Of sessions that are over, none is recorded any more.
+        self._half_done: set[tuple[SessionId, Handle]] = set()
         self._closed: set[SessionId] = set()
         self._has_warned = False
 
@@ -199,14 +198,14 @@ class RetainedArrays:
         record, contents = instruction.copy
         key = (record.session, record.handle)
         with self._lock:
-            if key in self._dropped_early or record.session in self._closed:
-                self._dropped_early.discard(key)
+            if key in self._half_done or record.session in self._closed:
+                self._half_done.discard(key)
                 return
             was_used = bool(self._journal.records)
             try:
                 self._journal.add(record)
             except JournalFull as full:
-                self._unrecorded.add(key)
+                self._half_done.add(key)
                 self._warn(full)
                 return
             self._contents[key] = contents
@@ -221,8 +220,7 @@ class RetainedArrays:
         """Drop all of a session, for good."""
         with self._lock:
             self._closed.add(session)
-            for ahead in (self._dropped_early, self._unrecorded):
-                ahead.difference_update([key for key in ahead if key[0] == session])
+            self._half_done -= {key for key in self._half_done if key[0] == session}
             keys = [key for key in self._journal.records if key[0] == session]
         for key in keys:
             self._drop(*key)
@@ -231,10 +229,10 @@ class RetainedArrays:
         key = (session, handle)
         with self._lock:
             if key not in self._journal.records:
-                if key in self._unrecorded:
-                    self._unrecorded.discard(key)
+                if key in self._half_done:
+                    self._half_done.discard(key)
                 elif is_one and session not in self._closed:
-                    self._dropped_early.add(key)
+                    self._half_done.add(key)
                 return
             self._journal.drop(session, handle)
             # Not before the journal says so: memory that it names must not be used for anything else.
