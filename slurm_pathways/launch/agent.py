@@ -28,16 +28,9 @@ from pathways_runtime.transport.lifeline import EventWriter
 from slurm_pathways.config import ConfigurationError
 from slurm_pathways.launch import client_step, head_loss
 from slurm_pathways.launch.client_environment import component_environment
-from slurm_pathways.launch.components import (
-    AGENT_EVENT,
-    AGENT_FAILED_EVENT,
-    TERMINATING_EVENT,
-    ComponentEnded,
-    ComponentEvent,
-    Components,
-    RuntimeEvent,
-)
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, Components, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, ask
+from slurm_pathways.launch.news import AGENT_EVENT, AGENT_FAILED_EVENT, TERMINATING_EVENT
 from slurm_pathways.launch.node_address import own_place
 from slurm_pathways.launch.restarts import Restarts
 from slurm_pathways.launch.run_folder import (

@@ -23,14 +23,6 @@ _OPEN_FILES = 65536
 _READ_BYTES = 1 << 16
 
 
-#: From an agent (``launch.agent``), of its node and its step.
-AGENT_EVENT = "node_ready"
-#: From an agent whose node cannot take part; ``reason`` says why.
-AGENT_FAILED_EVENT = "node_failed"
-#: From an agent: Slurm has sent SIGTERM to its step, which goes on for the program.
-TERMINATING_EVENT = "terminating"
-
-
 @dataclass(frozen=True, slots=True)
 class ComponentEvent:
     """A component said something on its events pipe: ``{"event": name, **fields}``."""

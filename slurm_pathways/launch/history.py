@@ -7,9 +7,16 @@ import msgspec
 
 from pathways_runtime.core.controller.usage import add_up
 from slurm_pathways.config import RuntimeSpec
-from slurm_pathways.launch.components import AGENT_EVENT, ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
 from slurm_pathways.launch.local import CONTROLLER
-from slurm_pathways.launch.news import HOST_BACK_EVENT, HOST_READY_EVENT, HOST_THERE_EVENT
+from slurm_pathways.launch.news import (
+    AGENT_EVENT,
+    BOUND_EVENT,
+    HOST_BACK_EVENT,
+    HOST_READY_EVENT,
+    HOST_THERE_EVENT,
+    LOST_EVENTS,
+)
 from slurm_pathways.launch.records import (
     MAX_PROGRAMS_KEPT,
     RUN,
@@ -28,10 +35,7 @@ from slurm_pathways.launch.runtime import settings_of
 CLIENT = "client"
 #: They run beside the controller.
 PROXY_PREFIX = "proxy-"
-#: From the controller: which virtual host a worker stands behind.
-BOUND_EVENT = "bound"
-_LOST_EVENTS = ("host_lost", "worker_lost")
-_PLACES_CHANGE = (BOUND_EVENT, *_LOST_EVENTS)
+_PLACES_CHANGE = (BOUND_EVENT, *LOST_EVENTS)
 #: The controller and the launcher hear of one thing by different ways, and not at the same moment.
 _APART_S = 2.0
 
@@ -116,7 +120,7 @@ class History:
             case ComponentEvent(component, name, fields) if component == CONTROLLER and name == BOUND_EVENT:
                 host = self._host(fields["worker"], fields["name"])
                 host.slice_index = fields["host"] // self._spec.hosts_per_slice
-            case ComponentEvent(component, name, fields) if name in _LOST_EVENTS:
+            case ComponentEvent(component, name, fields) if name in LOST_EVENTS:
                 host = self._host(fields["worker"], fields["name"])
                 cause = str(fields.get("cause", fields.get("reason", name)))
                 self._failures.append(

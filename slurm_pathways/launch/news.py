@@ -1,7 +1,13 @@
 """What components say of a run (events on their standard output), and how people are told."""
 
-from slurm_pathways.launch.components import LOG_LINES_SHOWN, TERMINATING_EVENT, ComponentEvent
+from slurm_pathways.launch.components import LOG_LINES_SHOWN, ComponentEvent
 
+#: From an agent (``launch.agent``), of its node and its step.
+AGENT_EVENT = "node_ready"
+#: From an agent whose node cannot take part; ``reason`` says why.
+AGENT_FAILED_EVENT = "node_failed"
+#: From an agent: Slurm has sent SIGTERM to its step, which goes on for the program.
+TERMINATING_EVENT = "terminating"
 #: From the controller, once every host is bound and every slice's world is formed.
 READY_EVENT = "ready"
 #: From the controller, when a host's executor has registered; ``name`` is the host's.
@@ -23,8 +29,12 @@ FAILED_EVENT = "failed"
 #: From controller and proxy, once they accept connections.
 LISTENING_EVENT = "listening"
 
+#: From the controller: which virtual host a worker stands behind.
+BOUND_EVENT = "bound"
+#: From the controller, of a worker that is lost.
+LOST_EVENTS = ("host_lost", "worker_lost")
 #: From the controller, of what broke; ``reason`` says what and why, ``log_tail`` is the end of the log that shows it.
-TROUBLE_EVENTS = frozenset({"host_lost", "worker_lost", "coordination_lost"})
+TROUBLE_EVENTS = frozenset({*LOST_EVENTS, "coordination_lost"})
 
 
 def describe_trouble(event: ComponentEvent) -> str | None:

@@ -21,17 +21,10 @@ from slurm_pathways.launch import agent, client_step, head_loss
 from slurm_pathways.launch.arguments import controller_arguments, proxy_arguments, worker_arguments
 from slurm_pathways.launch.caretaker import remove_run
 from slurm_pathways.launch.client_environment import component_environment
-from slurm_pathways.launch.components import (
-    AGENT_EVENT,
-    AGENT_FAILED_EVENT,
-    TERMINATING_EVENT,
-    ComponentEnded,
-    ComponentEvent,
-    RuntimeEvent,
-)
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent
 from slurm_pathways.launch.controller_status import NoAnswer, Report
 from slurm_pathways.launch.local import CLOSE_GRACE_S, CONTROLLER, REAL_MODULES, Client, LocalRuntime, Modules
-from slurm_pathways.launch.news import FAILED_EVENT, LISTENING_EVENT
+from slurm_pathways.launch.news import AGENT_EVENT, AGENT_FAILED_EVENT, FAILED_EVENT, LISTENING_EVENT, TERMINATING_EVENT
 from slurm_pathways.launch.node_address import Place, explain_unreachable
 from slurm_pathways.launch.placement import Placement, find_allocation, plan, tcp_address
 from slurm_pathways.launch.program import Program
@@ -380,7 +373,7 @@ class SlurmRuntime(LocalRuntime):
                     self._answers[fields["number"]] = fields
                     self._changed.notify_all()
                 return
-            case ComponentEvent(name=what) if what == TERMINATING_EVENT:
+            case ComponentEvent(name=name) if name == TERMINATING_EVENT:
                 # Every agent hears it.
                 if self._is_terminating or self._is_closing:
                     return

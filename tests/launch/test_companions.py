@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from slurm_pathways.cli.main import main
 from slurm_pathways.config import RUNS_VARIABLE, RuntimeSpec
-from slurm_pathways.launch.components import AGENT_FAILED_EVENT, ComponentEnded, ComponentEvent
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent
 from slurm_pathways.launch.growth.companions import Companions
 from slurm_pathways.launch.growth.door import Came, Visitor, Went
 from slurm_pathways.launch.growth.messages import (
@@ -29,6 +29,7 @@ from slurm_pathways.launch.growth.messages import (
     StillThere,
     Taken,
 )
+from slurm_pathways.launch.news import AGENT_FAILED_EVENT
 from slurm_pathways.slurm.quantities import Gres
 
 TPU = (Gres("tpu", "", 4),)

@@ -1,5 +1,5 @@
-from slurm_pathways.launch.components import TERMINATING_EVENT, ComponentEvent
-from slurm_pathways.launch.news import describe_news, describe_trouble
+from slurm_pathways.launch.components import ComponentEvent
+from slurm_pathways.launch.news import TERMINATING_EVENT, describe_news, describe_trouble
 
 
 def test_what_was_mended_is_news_and_no_trouble() -> None:

@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_pathways.config import RuntimeSpec
-from slurm_pathways.launch.components import (
-    AGENT_FAILED_EVENT,
-    ComponentEnded,
-    ComponentEvent,
-    RuntimeEvent,
-    describe_end,
-)
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end
 from slurm_pathways.launch.growth.door import Came, Door, Visitor, Went
 from slurm_pathways.launch.growth.messages import (
     SOCKET_NAME,
@@ -27,7 +21,7 @@ from slurm_pathways.launch.growth.messages import (
     Taken,
 )
 from slurm_pathways.launch.local import CONTROLLER
-from slurm_pathways.launch.news import GIVEN_UP_EVENT, HOST_READY_EVENT, REFUSED_EVENT
+from slurm_pathways.launch.news import AGENT_FAILED_EVENT, GIVEN_UP_EVENT, HOST_READY_EVENT, REFUSED_EVENT
 from slurm_pathways.slurm.quantities import Gres
 
 #: What ends a worker's part in a run, with the field that says why.

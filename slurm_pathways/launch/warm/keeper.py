@@ -18,18 +18,11 @@ from pathlib import Path
 
 from slurm_pathways.launch import caretaker
 from slurm_pathways.launch.client_environment import JAX_BACKEND_TARGET, backend_target
-from slurm_pathways.launch.components import (
-    TERMINATING_EVENT,
-    ComponentEnded,
-    ComponentEvent,
-    RuntimeEvent,
-    describe_end,
-    quote_log,
-)
+from slurm_pathways.launch.components import ComponentEnded, ComponentEvent, RuntimeEvent, describe_end, quote_log
 from slurm_pathways.launch.growth.companions import Companions
 from slurm_pathways.launch.growth.door import Came, Went
 from slurm_pathways.launch.local import Client, LocalRuntime, StartupFailed
-from slurm_pathways.launch.news import LISTENING_EVENT, describe_news
+from slurm_pathways.launch.news import LISTENING_EVENT, TERMINATING_EVENT, describe_news
 from slurm_pathways.launch.program import SignalReceived, Signals
 from slurm_pathways.launch.progress import Progress
 from slurm_pathways.launch.recorder import RunRecorder
